@@ -220,12 +220,10 @@ class Diagnosis:
         read_keys = keys - len(self.log.unread) - len(self.log.replaced)
         same = len(self.log.replaced)
         others = ""
-        if same:
-            others = (
-                " (1 other has a quantity of these)"
-                if same == 1
-                else f" ({same} others have quantities of these)"
-            )
+        if same == 1:
+            others = " (1 other has a quantity of these)"
+        elif same:
+            others = f" ({same} others have quantities of these)"
         return (
             f"read {read_keys} of {keys} logged keys{others} in {len(self.rows)} log steps, "
             f"from step {format_step(first)} to {format_step(last)} ({self.log.source})"

@@ -1,4 +1,4 @@
-"""How often each code was the first line on logs of other people, and right: how sure a finding is.
+"""Counts of the logs of other people on which each code was the first line, and right: how sure a finding is.
 
 The counts are in ``data/first_lines.json``, which ``tests/findings_page.py`` writes from the logs of
 ``benchmarks/doctor``. Needs only the standard library.
@@ -25,8 +25,8 @@ class FirstLines(NamedTuple):
 
 
 @cache
-def right_first_lines() -> dict[str, FirstLines]:
-    """Return the counts of each code that was the first line on a log of other people."""
+def counts_by_code() -> dict[str, FirstLines]:
+    """Return the counts, by each code that was the first line on a log of other people."""
     file = resources.files("rlvet") / "data" / "first_lines.json"
     return {code: FirstLines(**counts) for code, counts in json.loads(file.read_text("utf-8")).items()}
 
@@ -39,7 +39,7 @@ def how_sure(codes: Iterable[str]) -> str:
     """
     clauses = []
     for code in dict.fromkeys(codes):
-        counts = right_first_lines().get(code, FirstLines())
+        counts = counts_by_code().get(code, FirstLines())
         if counts.logs:
             unseen = f"{counts.unseen} of the {counts.right} unseen before"
             clauses.append(f"{code} on {counts.right} of {counts.logs} ({unseen})")

@@ -53,20 +53,32 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
 
 
+def _of_kind(findings: Sequence[Finding], kind: Kind) -> Finding | None:
+    """Return the finding of a kind; None if there is none."""
+    return next((finding for finding in findings if finding.code == kind.code), None)
+
+
+def _begun_by(findings: Sequence[Finding], kinds: Sequence[Kind], onset: float) -> list[Finding]:
+    """Return the findings of some kinds that began at an onset or before."""
+    found = []
+    for finding in findings:
+        if finding.kind in kinds and finding.onset is not None and finding.onset <= onset:
+            found.append(finding)
+    return found
+
+
 CAUSES_OF_NAN = (STEP_TOO_LARGE, KL_DRIFT)
 """Kinds of faults of which values that are no numbers are an effect, if they come later."""
 
 
 def _with_numbers_after_large_steps(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with values that are no numbers after the faults of `CAUSES_OF_NAN` that began before."""
-    numbers = next((finding for finding in findings if finding.code == NOT_A_NUMBER.code), None)
+    numbers = _of_kind(findings, NOT_A_NUMBER)
     if numbers is None or numbers.onset is None:
         return list(findings)
-    causes = []
-    for finding in findings:
-        began_before = finding.onset is not None and finding.onset < numbers.onset
-        if finding.kind in CAUSES_OF_NAN and finding.ok is False and began_before:
-            causes.append(finding)
+    begun = _begun_by(findings, CAUSES_OF_NAN, numbers.onset)
+    # A KL divergence that is large from the same step on may be the infinite one.
+    causes = [finding for finding in begun if finding.ok is False and finding.onset != numbers.onset]
     if not causes:
         return list(findings)
     others = [finding for finding in findings if finding is not numbers]
@@ -80,14 +92,10 @@ CAUSES_OF_LOST_SIGNAL = (LENGTH_COLLAPSE, ENTROPY_COLLAPSE)
 
 def _with_lost_signal_last(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with lost signal after its causes: those of `CAUSES_OF_LOST_SIGNAL` that began before it."""
-    signal = next((finding for finding in findings if finding.code == NO_SIGNAL.code), None)
+    signal = _of_kind(findings, NO_SIGNAL)
     if signal is None or signal.onset is None:
         return list(findings)
-    causes = []
-    for finding in findings:
-        began_before = finding.onset is not None and finding.onset <= signal.onset
-        if finding.kind in CAUSES_OF_LOST_SIGNAL and began_before:
-            causes.append(finding)
+    causes = _begun_by(findings, CAUSES_OF_LOST_SIGNAL, signal.onset)
     others = [finding for finding in findings if finding not in causes]
     position = others.index(signal)
     return [*others[:position], *causes, *others[position:]]
@@ -95,8 +103,8 @@ def _with_lost_signal_last(findings: Sequence[Finding]) -> list[Finding]:
 
 def _with_fall_before_floor(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings with the fall of the reward before the floor to which it fell."""
-    floor = next((finding for finding in findings if finding.code == REWARD_FLAT.code), None)
-    fall = next((finding for finding in findings if finding.code == COLLAPSE.code), None)
+    floor = _of_kind(findings, REWARD_FLAT)
+    fall = _of_kind(findings, COLLAPSE)
     if floor is None or fall is None or floor.onset is None or fall.onset is None or fall.onset > floor.onset:
         return list(findings)
     others = [finding for finding in findings if finding is not fall]

@@ -102,11 +102,9 @@ def check_last_tenth(case: Case) -> Finding:
             steps = zip(last_steps, last_values, strict=True)
             starts.append(next(step for step, value in steps if _is_outside(value, low, high)))
     if not changes:
-        return (
-            undecided_check("a part of it differs, slowly or as another finding says")
-            if is_unlike
-            else finding
-        )
+        if is_unlike:
+            return undecided_check("a part of it differs, slowly or as another finding says")
+        return finding
     step = tenth_blocks(course.rows.column("step"))[-1][0]
     cause = (
         f"from step {step:.0f} on the run differs from its first nine tenths: {', '.join(changes.values())}, from the "

@@ -115,9 +115,9 @@ def check_truncation(case: Case) -> Finding:
         return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
     if len(shares.values) < 2 * FEW_STEPS:
         if mean <= SOME_CUT:
-            return (
-                finding if max(shares.values) <= MOST else undecided_check("most are cut off in a log step")
-            )
+            if max(shares.values) > MOST:
+                return undecided_check("most are cut off in a log step")
+            return finding
         part = " in the later half" if len(late) > 1 else ""
         cause = f"{format_share(mean)} of answers are cut off{at_cap}{part}"
         start, _ = _since(shares, SOME_CUT, mean)

@@ -6,12 +6,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
 from rlvet.checks.course import (
     Case,
+    Course,
     Series,
     blocks,
     deviation,
@@ -121,12 +122,9 @@ def check_constant_reward(case: Case) -> Finding:
     if is_short or is_best or any(spreads):
         # The mean reward has not changed for some log steps, but that is no fault yet.
         if equal_rows >= min(FEW_STEPS, len(reward.values)):
-            reason = (
-                f"needs at least {CONSTANT_ROWS} log steps"
-                if is_short
-                else "the mean is constant, but not a fault"
-            )
-            return undecided_check(reason)
+            if is_short:
+                return undecided_check(f"needs at least {CONSTANT_ROWS} log steps")
+            return undecided_check("the mean is constant, but not a fault")
         return finding
     start = reward.steps[-equal_rows]
     value = format_number(last)
@@ -249,8 +247,8 @@ def check_fall(case: Case) -> Finding:
     loss = means[best] - means[-1]
     errors = ERRORS_IN_FEW_STEPS if is_short else STANDARD_ERRORS
     # If the reward wanders, neighbouring blocks differ by more than the noise of single steps explains.
-    changes = sorted(abs(after - before) for before, after in pairwise(means))
-    wandering = median(changes) if is_short else changes[count // 2]
+    differences = sorted(abs(after - before) for before, after in pairwise(means))
+    wandering = median(differences) if is_short else differences[count // 2]
     first_row = sum(len(block) for block in rows_of_blocks[:best])
     after_best = Series(reward.steps[first_row:], reward.values[first_row:])
     # Of a constant reward only rounding errors are left.
@@ -268,30 +266,9 @@ def check_fall(case: Case) -> Finding:
         is_nearly_lost = largest_mean(reward.values, tenth) - last_mean > 0.4 * height
         return undecided_check("a fall is not sure in its noise") if is_nearly_lost else finding
 
-    # Values in the best and in the last block of the metrics that may explain the fall.
-    ends = {}
-    ratios = {}
-    for name in course.names:
-        if not re.search(COMPARED_AT_A_FALL, name):
-            continue
-        values = course.series(name).values
-        if len(values) == len(reward.values):
-            parts = blocks(values, count)
-            before = fmean(parts[best])
-            after = fmean(parts[-1])
-            ends[name] = (before, after)
-            larger = max(abs(before), abs(after))
-            smaller = min(abs(before), abs(after))
-            ratios[name] = (larger + 0.01) / (smaller + 0.01)
-    names = sorted(ratios, key=lambda name: ratios[name], reverse=True)
-    # Two names of one metric have the same values.
-    names_of_values = {ends[name]: name for name in reversed(names) if ratios[name] > 2}
-    changed_names = [name for name in names if name in names_of_values.values()][:3]
-
+    changed = _changed_metrics(course, count, best)
     changes = [f"reward {change_text(means[best], means[-1])}"]
-    for name in changed_names:
-        before, after = ends[name]
-        changes.append(f"{name} {change_text(before, after)}")
+    changes += [f"{name} {change_text(before, after)}" for name, (before, after) in changed.items()]
     cause = f"{', '.join(changes)}, from the best {_block_name(count)} to the last"
     if not is_lost:
         manner = ", in a steady fall" if is_steady else ""
@@ -301,9 +278,42 @@ def check_fall(case: Case) -> Finding:
     floor = case.of(check_constant_reward)
     if floor.onset is not None and floor.onset > after_best.steps[0]:
         start = min(start, floor.onset)
-    quantities = ["reward", *(name for name in changed_names if name in QUANTITIES)]
+    quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
+
+
+MOST_CHANGED = 3
+"""Number of metrics that are named beside a fall of the reward."""
+
+
+def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[float, float]]:
+    """Return the metrics that changed most with a fall of the reward, with their means before and after it.
+
+    They have doubled or halved, and may explain the fall.
+
+    Args:
+        course: The metrics of the run.
+        count: The number of blocks of the run.
+        best: The block with the best reward, before the fall.
+    """
+    rows = len(course.series("reward").values)
+    means: dict[str, tuple[float, float]] = {}
+    ratios: dict[str, float] = {}
+    for name in course.names:
+        values = course.series(name).values
+        if not re.search(COMPARED_AT_A_FALL, name) or len(values) != rows:
+            continue
+        parts = blocks(values, count)
+        means[name] = (fmean(parts[best]), fmean(parts[-1]))
+        smaller, larger = sorted(map(abs, means[name]))
+        ratios[name] = (larger + 0.01) / (smaller + 0.01)
+    changed: dict[str, tuple[float, float]] = {}
+    for name in sorted(ratios, key=lambda name: ratios[name], reverse=True):
+        # Two names of one metric have the same values.
+        if ratios[name] > 2 and means[name] not in changed.values():
+            changed[name] = means[name]
+    return dict(islice(changed.items(), MOST_CHANGED))
 
 
 def _usual_change(values: Sequence[float]) -> float:
