@@ -292,7 +292,7 @@ class Outcomes:
 
     @property
     def intervals(self) -> str:
-        """What the intervals of differences are, in words.
+        """The kind of the intervals of differences, in words.
 
         >>> methods = {"FixedClip(0.2)": [], "BandPO()": [], "BandAbove()": []}
         >>> Outcomes("FixedClip(0.2)", methods).intervals

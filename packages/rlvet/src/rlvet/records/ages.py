@@ -104,7 +104,7 @@ class Ages:
 
     @property
     def meaning(self) -> str:
-        """What the ages are, and their mean, in a phrase."""
+        """The meaning of the ages, and their mean, in a phrase."""
         bound = ", an upper bound" if self.is_upper_bound else ""
         return f"{self.unit} between sampling and update{bound}; mean {self.mean:.1f}"
 
