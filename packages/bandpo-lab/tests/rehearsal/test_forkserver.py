@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bandpo_lab.rehearsal.processes import Forks
+from bandpo_lab.rehearsal.processes import Forks, end_descendants
 from bandpo_lab.rehearsal.run import train
 
 pytestmark = [
@@ -73,8 +73,11 @@ def test_a_fork_runs_a_file_as_python_does_and_so_do_those_that_it_starts(server
 ORPHANS = """
 import os, sys, time
 from pathlib import Path
+from threading import Thread
 from bandpo_lab.rehearsal.processes import Forks
 folder = Path(sys.argv[1])
+for _ in range(50):  # the system sends its signal as each thread ends
+    Thread(target=time.sleep, args=(600,), daemon=True).start()
 with Forks(folder, dict(os.environ)) as server:
     server.start(["outer.py"], {}, 1)
     time.sleep(600)
@@ -101,6 +104,16 @@ def test_nothing_outlives_a_killed_rehearsal(folder, without_verl, monkeypatch):
         owner.kill()
         _, alive = psutil.wait_procs(family, timeout=10)
         assert not alive
+
+
+def test_a_descendant_that_ends_by_itself_spares_no_other(monkeypatch):
+    with subprocess.Popen(["true"]) as ended:
+        gone = psutil.Process(ended.pid)
+    with subprocess.Popen(["sleep", "600"]) as sleeper:
+        listed = iter([[gone, psutil.Process(sleeper.pid)], []])
+        monkeypatch.setattr(psutil.Process, "children", lambda *_, **__: next(listed))
+        end_descendants(os.getpid())
+        assert not psutil.pid_exists(sleeper.pid)
 
 
 def test_forks_that_are_ended_and_a_client_that_ends_leave_the_server_at_work(server):

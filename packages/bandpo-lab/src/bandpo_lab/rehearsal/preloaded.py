@@ -33,6 +33,8 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 
 
 def _end(*_: object) -> None:
+    # The signal comes again with each thread of the process that ended.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_descendants(os.getpid())
     os._exit(0)
 

@@ -25,7 +25,10 @@ from multiprocessing.reduction import recv_handle
 from pathlib import Path
 from socketserver import BaseRequestHandler, ThreadingUnixStreamServer
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import psutil
 
 PYTHON = "BANDPO_REHEARSAL_PYTHON"
 """The environment variable with the path of the script that replaces `sys.executable` in forks."""
@@ -163,10 +166,19 @@ def end_descendants(pid: int) -> None:
     with contextlib.suppress(psutil.NoSuchProcess):
         root = psutil.Process(pid)
         while True:
-            descendants = [p for p in root.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+            descendants = [process for process in root.children(recursive=True) if not _has_ended(process)]
             if not descendants:
                 return
             for process in descendants:
                 with contextlib.suppress(psutil.NoSuchProcess):
                     process.kill()
             psutil.wait_procs(descendants, timeout=1)
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    import psutil
+
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
