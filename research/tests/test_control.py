@@ -544,10 +544,10 @@ def test_what_the_page_says_of_best_rates_if_adjusted(settings, said):
         values = [setting.scores.measure(PRIMARY, metric, BEST_OF_MORE).interval.value for setting in at_best]
         assert min(values) < 0 < max(values)
     assert (
-        "At best rates it had less in some, and no difference stays sure if adjusted for their number."
+        "At the best of all rates it had less in some, more in others; none stays sure if adjusted for their number."
         in said
     )
-    assert "no more than a constant that blocks as much" in said
+    assert "against a constant that blocks as much, not settled." in said
 
 
 def test_what_the_page_says_beside_the_numbers_of_the_paper(settings, said):

@@ -327,7 +327,7 @@ def test_what_the_pages_say_of_the_network(committed, settings):
         solved = setting.measured["clip", ABOVE, "pass@32"].interval
         assert solved.low < 0 < solved.high
     for said in (when, readme):
-        assert "no more than a constant that blocks as much. [Network](" in said
+        assert "against a constant that blocks as much, not settled. [Network](" in said
         assert "control/network.md): that constant learned sooner. |" in said
     assert f"{len(committed)} of {len([*study()])} runs" in reports
     counted = Counter(row[-1] for row in transfer.verdicts_table([*settings.values()]).rows)
