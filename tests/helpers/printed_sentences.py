@@ -138,9 +138,13 @@ def groups_are_equal(c: Columns) -> bool:
     return bool(dead) and (fmean(second_half(dead)) > 0.5 or end(dead, 10) > 0.5)
 
 
-def entropy_is_lost(c: Columns) -> bool:
+def entropy_is_lost_or_random(c: Columns) -> bool:
     entropy = c["entropy"]
-    return len(entropy) > 1 and end(entropy) < 0.25 * start(entropy) and not rose(c["reward"])
+    if len(entropy) < 2:
+        return False
+    is_lost = end(entropy) < 0.25 * start(entropy) and not rose(c["reward"])
+    is_random = end(entropy) > 1.2 * max(2 * start(entropy), start(entropy) + 1)
+    return is_lost or is_random
 
 
 def only_longer(c: Columns) -> bool:
@@ -316,7 +320,7 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "most answers are finished": many_are_cut,
     "rewards differ": rewards_are_equal,
     "most groups carry signal": groups_are_equal,
-    "entropy is kept, or falls as the reward rises": entropy_is_lost,
+    "entropy is not lost without a higher reward, and rises by at most a nat, or twofold": entropy_is_lost_or_random,
     "answers do not grow longer without growing better": only_longer,
     "the policy moves": policy_rests,
     "the last tenth of the run is like the rest": last_part_is_other,
@@ -416,7 +420,18 @@ def _named(text: str) -> str | None:
     return QUANTITIES[last] if last and ends[last] >= max(others, default=0) else None
 
 
-def _rows_of(window: str, before: str, values: list[float], steps: list[float]) -> tuple[float, float] | None:
+def _best_and_last(values: list[float], reward: list[float], count: int = 10) -> tuple[float, float] | None:
+    """Return the means of the part with the highest reward, and of the last; None if some rows have no reward."""
+    if len(values) != len(reward):
+        return None
+    parts = equal_parts(values, count)
+    rewards = equal_parts(reward, count)
+    return parts[rewards.index(max(rewards))], parts[-1]
+
+
+def _rows_of(
+    window: str, before: str, values: list[float], steps: list[float], reward: list[float]
+) -> tuple[float, float] | None:
     """Return the two values that a window has; None if they are not computed again.
 
     Args:
@@ -424,6 +439,7 @@ def _rows_of(window: str, before: str, values: list[float], steps: list[float]) 
         before: The sentence up to the change.
         values: The values of the quantity.
         steps: Their steps.
+        reward: The rewards.
     """
     if match := re.match(r"scores: the best mean of (\d+) and the last", window):
         size = int(match[1])
@@ -453,10 +469,9 @@ def _rows_of(window: str, before: str, values: list[float], steps: list[float]) 
     if window == "from the first third of the run to the last":
         return start(values, 3), end(values, 3)
     if window == "from the best tenth of the run to the last":
-        return max(equal_parts(values)), equal_parts(values)[-1]
+        return _best_and_last(values, reward)
     if match := re.match(r"from the best of (\d+) parts of the run to the last", window):
-        parts = equal_parts(values, int(match[1]))
-        return max(parts), parts[-1]
+        return _best_and_last(values, reward, int(match[1]))
     if window == "from the first log step to the last tenth":
         return values[0], end(values)
     return None
@@ -473,7 +488,7 @@ def false_changes_of(text: str, c: Columns) -> Iterator[str]:
         if name is None or not c[name]:
             continue
         values = c[name]
-        rows = _rows_of(window[0], text[: match.start()], values, c.steps(name))
+        rows = _rows_of(window[0], text[: match.start()], values, c.steps(name), c["reward"])
         if rows is not None and not (_equal(match[1], rows[0]) and _equal(match[2], rows[1])):
             yield f"a change of {name}: {match[0]}, not {rows[0]:.3g} → {rows[1]:.3g} {window[0]}"
 

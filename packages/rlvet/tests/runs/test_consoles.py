@@ -8,6 +8,7 @@ import pytest
 
 from rlvet import diagnose
 from rlvet.runs.consoles import printed_trainings
+from rlvet.runs.consoles.trl import trl_trainings
 from rlvet.runs.logs import read_log
 from rlvet.runs.tables import table_rows
 from rlvet.runs.unread import Unread
@@ -189,6 +190,37 @@ def test_results_of_nemo_rl_that_are_no_numbers_are_named(tmp_path):
     text = nemo_rl(1).replace("  • Avg Reward", "  • Mode: fast\n  • Avg Reward")
     (tmp_path / "train.log").write_text(text)
     assert read_log(tmp_path / "train.log").unread == ("loss", "mode")
+
+
+def printed_by_trl(count, first_epoch=0.01, **summary):
+    rows = [
+        {"loss": 0.1, "reward": 0.5, "epoch": round(first_epoch + 0.01 * number, 2)}
+        for number in range(count)
+    ]
+    return "\n".join(map(str, [*rows, {"train_runtime": 735.8, "train_loss": 0.1, "epoch": 0.5, **summary}]))
+
+
+@pytest.mark.parametrize(
+    ("count", "summary", "first", "last"),
+    [
+        (40, {"train_steps_per_second": 0.272}, 5, 200),
+        (40, {"train_steps_per_second": 0.276}, 5, 200),  # three more steps, which have no row
+        (40, {"train_steps_per_second": 0.054}, 1, 40),
+        (40, {}, 1, 40),
+        (40, {"train_steps_per_second": 0.272, "first_epoch": 0.41}, 1, 40),  # a run that was resumed
+        (5, {"train_steps_per_second": 0.05}, 7, 35),  # 36 or 37 steps
+        (3, {"train_steps_per_second": 0.001, "train_runtime": 9000.0}, 1, 3),  # 4 to 14 steps
+    ],
+)
+def test_steps_of_rows_without_a_bar_are_those_of_the_summary(count, summary, first, last):
+    unread = Unread()
+    [rows] = trl_trainings(printed_by_trl(count, **summary), unread)
+    steps = [row["step"] for row in rows if "reward" in row]
+    assert (steps[0], steps[-1], len(steps)) == (first, last, count)
+    [note] = unread.notes() or [""]
+    is_known = "train_steps_per_second" in summary and "first_epoch" not in summary and count > 3
+    assert note.startswith("no row has its step") == (first > 1 or not is_known)
+    assert ("by the summary" in note) == (first > 1)
 
 
 def test_a_line_of_a_step_that_cannot_be_parsed_is_counted():

@@ -408,8 +408,11 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
     raw = run.rows
     log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
     unknown = _unknown_rows(log, raw)
+    # A step that the reader has counted is no key of the log.
+    counters = [key for key in log.counters if key != "step"] if run.unread.remarks else log.counters
     log = replace(
         log,
+        counters=tuple(counters),
         notes=(*run.replaced, *run.unread.notes(), *log.notes, *run.left_out),
         unread_rows=log.unread_rows + run.unread.count,
         unjudged=_reason_not_to_judge(run.unread.lost + unknown, len(raw) - unknown),

@@ -28,6 +28,8 @@ class Unread:
     """The texts of all rows, without those that were added without a text of their own."""
     lost: int = 0
     """The number of rows with metrics that no other row has."""
+    remarks: list[str] = field(default_factory=list)
+    """Sentences about rows that are read, such as one on how their steps were found."""
 
     def add(self, name: str, reason: str, example: str, count: int = 1, *, is_lost: bool = False) -> None:
         """Count rows.
@@ -54,6 +56,7 @@ class Unread:
             self.examples.setdefault(key, other.examples[key])
         self.texts += other.texts
         self.lost += other.lost
+        self.remarks += other.remarks
 
     @property
     def count(self) -> int:
@@ -61,8 +64,8 @@ class Unread:
         return sum(self.counts.values())
 
     def notes(self) -> tuple[str, ...]:
-        """Return a sentence for each reason."""
-        notes = []
+        """Return a sentence for each reason, after the remarks."""
+        notes = list(dict.fromkeys(self.remarks))
         for (name, reason), count in self.counts.items():
             rows = name if count == 1 else _plural(name)
             verb = "is" if count == 1 else "are"

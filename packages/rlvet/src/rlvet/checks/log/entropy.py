@@ -172,7 +172,7 @@ def _flat_since(case: Case) -> float:
 @LOGS.check(
     "entropy of the policy",
     after="shorter answers",
-    tested="entropy is kept, or falls as the reward rises",
+    tested="entropy is not lost without a higher reward, and rises by at most a nat, or twofold",
     explained="entropy does not fall to near 0 without a higher reward, and does not grow far above its start",
     reports=(ENTROPY_COLLAPSE, ENTROPY_RISES, LOW_ENTROPY_AT_START),
 )

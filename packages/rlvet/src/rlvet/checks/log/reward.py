@@ -164,8 +164,13 @@ PLATEAU_STEPS = 30
 WANDERING = 3.0
 """A fall of the reward must be this many times its median change from tenth to tenth."""
 
-COMPARED_AT_A_FALL = r"(^|/)(kl|ppo_kl|kl_loss|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
+COMPARED_AT_A_FALL = (
+    r"(^|/)(kl|ppo_kl|kl_loss|entropy|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
+)
 """A pattern for the names of the metrics that are compared before and after a fall of the reward."""
+
+MOST_CHANGED = 3
+"""Number of metrics that are named beside a fall of the reward."""
 
 ROUNDING_ERROR = 1e-9
 """Relative difference of two means that rounding may give to equal rewards."""
@@ -198,8 +203,9 @@ COLLAPSE = Kind(
     condition=(
         f"the last tenth of a run has lost half of the reward of its best tenth; or, as `look`, {LARGE_LOSS:.0%} of "
         f"it, or a tenth of it in a steady fall over half of the run; below {PLATEAU_STEPS} log steps, blocks of "
-        f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The finding begins where the fall does, and lists what "
-        "else doubled or halved"
+        f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The finding begins where the fall does. Of "
+        "entropy, KL divergence, gradient norm, length and the share of cut answers, it names up to "
+        f"{MOST_CHANGED} that doubled or halved"
     ),
     remedy=(
         "read answers from before and after the fall with their rewards, and check what else changed at that "
@@ -281,10 +287,6 @@ def check_fall(case: Case) -> Finding:
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
-
-
-MOST_CHANGED = 3
-"""Number of metrics that are named beside a fall of the reward."""
 
 
 def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[float, float]]:

@@ -35,6 +35,12 @@ COUNTERS = ("num_tokens", "epoch")
 SUMMARY = "train_runtime"
 """A key of the dictionary that is printed at the end of a training."""
 
+ROUNDING_OF_RATE = 0.0005
+"""The largest error of the steps per second in a summary, which have three decimals."""
+
+ROUNDING_OF_EPOCH = 0.01
+"""The largest error of an epoch that is printed with two decimals."""
+
 FEWEST_PAIRS = 4
 """The smallest number of pairs in a truncated row."""
 
@@ -60,9 +66,9 @@ class _Printed:
 def trl_trainings(text: str, unread: Unread | None = None) -> list[list[dict[str, Any]]]:
     r"""Return the rows of each training in the console output of TRL, ms-swift or another trainer of transformers.
 
-    The step of a row is the one in the row. If the rows have none, it is that of a progress bar, see `_bar_steps`, and
-    else the number of the row; a row without a metric of training has the step of the row before it. Steps begin anew
-    with each training in the output. A training that was not finished, and the one after it, which may have been
+    The step of a row is the one in the row. If the rows have none, it is that of a progress bar, see `_bar_steps`, that
+    by the summary of the training, see `_steps_by_summary`, and else the number of the row; a row without a metric of
+    training has the step of the row before it. Steps begin anew with each training in the output. A training that was not finished, and the one after it, which may have been
     restarted, are one here.
 
     Args:
@@ -76,7 +82,8 @@ def trl_trainings(text: str, unread: Unread | None = None) -> list[list[dict[str
     >>> [[row["step"] for row in rows] for rows in trl_trainings(2 * text)]
     [[1, 2, 2], [1, 2, 2]]
     """
-    printed = _printed_rows(text, Unread() if unread is None else unread)
+    unread = Unread() if unread is None else unread
+    printed = _printed_rows(text, unread)
     if not any(_is_of_training(one.row) for one in printed):
         # The names of all metrics may be the user's own.
         for number, one in enumerate(printed, 1):
@@ -86,7 +93,7 @@ def trl_trainings(text: str, unread: Unread | None = None) -> list[list[dict[str
 
     trainings: list[list[dict[str, Any]]] = []
     for attempt, follows_a_summary in _attempts(printed):
-        rows = _with_steps(attempt)
+        rows = _with_steps(attempt, unread)
         if follows_a_summary:
             trainings.append(rows)
         else:
@@ -172,11 +179,11 @@ def has_training_metric(row: Mapping[str, Any]) -> bool:
     return any(component_name(key) is not None for key in keys)
 
 
-def _with_steps(printed: Sequence[_Printed]) -> list[dict[str, Any]]:
+def _with_steps(printed: Sequence[_Printed], unread: Unread) -> list[dict[str, Any]]:
     """Return the rows of a training with their steps; those that were cut off have a step, but are left out."""
     trained = [one for one in printed if _is_of_training(one.row)]
     bar_steps = _bar_steps(trained)
-    steps = iter(bar_steps or range(1, len(trained) + 1))
+    steps = iter(bar_steps or _steps_of_rows(printed, trained, unread))
     step: int | None = None
     rows = []
     for one in printed:
@@ -213,6 +220,57 @@ def _bar_steps(printed: Sequence[_Printed]) -> Sequence[int]:
     if not possible:
         return _steps_written_together(before)
     return next((steps for steps in possible if steps[0] == steps[1] - steps[0]), possible[0])
+
+
+def _steps_of_rows(printed: Sequence[_Printed], trained: Sequence[_Printed], unread: Unread) -> Sequence[int]:
+    """Return the steps of the rows of a training without a progress bar, and add a remark on how they were found."""
+    by_summary = _steps_by_summary(printed, trained)
+    if by_summary:
+        if by_summary[0] > 1:
+            unread.remarks.append(
+                f"no row has its step; by the summary at the end, there is one each {by_summary[0]} steps"
+            )
+        return by_summary
+    if any(one.row.keys().isdisjoint(STEP_KEYS) for one in trained if one.row is not CUT_OFF):
+        unread.remarks.append(
+            "no row has its step: a step is the number of a row here, which may stand for several"
+        )
+    return range(1, len(trained) + 1)
+
+
+def _steps_by_summary(printed: Sequence[_Printed], trained: Sequence[_Printed]) -> Sequence[int]:
+    """Return the steps of the rows of a training by the number of its steps; empty if they cannot be told.
+
+    A summary has the training's time and, rounded, its steps per second. Rows are at regular distances, and the last
+    one may be up to a distance before the end.
+
+    >>> summary = {"train_runtime": 735.8, "train_steps_per_second": 0.272}
+    >>> rows = [_Printed({"reward": 0.5, "epoch": 0.01 * number}, 0) for number in range(1, 41)]
+    >>> list(_steps_by_summary([*rows, _Printed(summary, 0)], rows))[:3]
+    [5, 10, 15]
+    """
+    summary = next((one.row for one in reversed(printed) if SUMMARY in one.row), {})
+    seconds = summary.get(SUMMARY)
+    rate = summary.get("train_steps_per_second")
+    if not isinstance(seconds, (int, float)) or not isinstance(rate, (int, float)) or _is_resumed(trained):
+        return []
+    fewest = seconds * (rate - ROUNDING_OF_RATE)
+    most = seconds * (rate + ROUNDING_OF_RATE)
+    count = len(trained)
+    possible = [
+        distance
+        for distance in range(1, int(most) // count + 1)
+        if fewest < distance * (count + 1) and distance * count <= most
+    ]
+    if len(possible) != 1:
+        return []
+    return range(possible[0], possible[0] * count + 1, possible[0])
+
+
+def _is_resumed(trained: Sequence[_Printed]) -> bool:
+    """Return True if the first row is later in the data than the distance of rows."""
+    epochs = [one.row["epoch"] for one in trained if isinstance(one.row.get("epoch"), (int, float))]
+    return not epochs or epochs[0] > epochs[-1] / len(trained) + ROUNDING_OF_EPOCH
 
 
 def _steps_written_together(bar_steps: Sequence[int]) -> Sequence[int]:

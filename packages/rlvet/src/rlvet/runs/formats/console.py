@@ -7,11 +7,13 @@ import re
 from pathlib import Path
 
 from rlvet.runs.consoles import CONSOLES, printed_trainings
+from rlvet.runs.consoles._printed import ESCAPES
 from rlvet.runs.formats._content import decode
 from rlvet.runs.formats._format import Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.csv_table import read_table
 from rlvet.runs.formats.json_lines import read_json_lines
 from rlvet.runs.formats.json_object import read_json
+from rlvet.runs.last_error import last_error
 from rlvet.runs.lookalikes import count_lookalikes
 from rlvet.runs.tables import Rows, table_rows
 from rlvet.runs.unread import Unread
@@ -57,21 +59,31 @@ def read_text(file: Path) -> RawLog:
     """Read console output, or a table or JSON lines with another suffix."""
     text = decode(file)
     runs, unread = runs_of_text(text)
+    error = last_error(ESCAPES.sub("", text), _has_rows)
     if runs:
-        return RawLog(runs, unread=unread)
+        notes = () if error is None else (f"after its last row, the output has an error: {error!r}",)
+        return RawLog(runs, unread=unread, notes=notes)
 
-    start = text.lstrip()[:1]
-    if start == "{":
+    if text.lstrip().startswith("{"):
         return read_json_lines(file)
-    if start == "[":
+    # A line of a console may begin with a bracket too: "[INFO] ...".
+    if re.match(r"\s*\[\s*[\[{]", text):
         return read_json(file)
     header = text.partition("\n")[0]
     if re.fullmatch(r"[\w./@ -]++([,;\t][\w./@ -]++)++\s*+", header):
         return read_table(file)
     message = f"{file} is thought to be {_guess_kind(file, text)}: no row of metrics is in it, as a trainer prints them"
+    if error is not None:
+        message += f"; it ends with an error: {error!r}"
     if file.suffix in CONFIGURATIONS:
         message += "; a configuration or a script is checked by rlvet lint, and is no run"
     raise NoLog(message)
+
+
+def _has_rows(text: str) -> bool:
+    """Return True if a trainer has printed a row of metrics in this text."""
+    trainings, _ = printed_trainings(text)
+    return bool(trainings)
 
 
 def _guess_kind(file: Path, text: str) -> str:

@@ -1,0 +1,70 @@
+"""An error with which a run ended is told beside its rows, or in the reason why it has none."""
+
+import pytest
+
+from rlvet.errors import InvalidValue
+from rlvet.runs.logs import read_log
+
+FRAMES = '  File "train.py", line 3, in <module>\n    train()\n    ^^^^^^^\n'
+OUT_OF_MEMORY = (
+    f"Traceback (most recent call last):\n{FRAMES}torch.OutOfMemoryError: CUDA out of memory. Tried to\n"
+)
+HANDLED = f"""Traceback (most recent call last):
+{FRAMES}FileNotFoundError: no such file
+
+The above exception was the direct cause of the following exception:
+
+Traceback (most recent call last):
+{FRAMES}OSError: the model is not in the cache
+It may be downloaded.
+"""
+
+
+def rows(first, last):
+    return "".join(f"{{'loss': 0.1, 'reward': 0.5, 'kl': 0.{step:03}}}\n" for step in range(first, last))
+
+
+def by_rank(text, rank):
+    return "".join(f"[rank{rank}]: {line}\n" for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (rows(0, 20) + OUT_OF_MEMORY, "torch.OutOfMemoryError: CUDA out of memory. Tried to"),
+        (rows(0, 20) + by_rank(OUT_OF_MEMORY, 1) + by_rank(HANDLED, 0), "torch.OutOfMemoryError: CUDA out of memory."),
+        (rows(0, 20) + HANDLED + OUT_OF_MEMORY, "OSError: the model is not in the cache"),
+        (rows(0, 20) + OUT_OF_MEMORY + "\r  9%|▏    | 2/100 [39:48<32:30:46, 1194.35s/it]", "torch.OutOfMemoryError"),
+        (rows(0, 20) + HANDLED.replace("OSError: the model is not in the cache", "KeyboardInterrupt"), "KeyboardInterrupt"),
+    ],
+)  # fmt: skip
+def test_an_error_after_the_last_row_is_told(text, error, tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text(text)
+    log = read_log(file)
+    assert len(log.rows) == 20
+    note = next(note for note in log.notes if "error" in note)
+    assert note.startswith(f"after its last row, the output has an error: '{error}")
+
+
+def test_an_error_that_rows_follow_is_not_told(tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text(rows(0, 10) + OUT_OF_MEMORY + rows(10, 20))
+    assert not any("error" in note for note in read_log(file).notes)
+
+
+@pytest.mark.parametrize("first_line", ["", "[env] activated\n"])
+def test_a_run_without_a_row_has_its_error_in_the_message(first_line, tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text(first_line + HANDLED)
+    with pytest.raises(
+        InvalidValue, match="no row of metrics is in it.*ends with an error: 'OSError: the model is"
+    ):
+        read_log(file)
+
+
+def test_an_error_is_shortened(tmp_path):
+    file = tmp_path / "train.log"
+    file.write_text(rows(0, 20) + OUT_OF_MEMORY.replace("Tried", 1000 * "x"))
+    note = next(note for note in read_log(file).notes if "error" in note)
+    assert len(note) < 250
