@@ -44,7 +44,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     for check in LOGS.checks():
         case.findings.append(case.of(check.function))
     findings = _with_numbers_after_large_steps(case.findings)
-    findings = _with_fall_before_floor(_with_lost_signal_last(findings))
+    findings = _with_fall_before_effects(_with_lost_signal_last(findings))
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
     findings = _with_full_advice(findings, case.course.rows)
@@ -101,15 +101,24 @@ def _with_lost_signal_last(findings: Sequence[Finding]) -> list[Finding]:
     return [*others[:position], *causes, *others[position:]]
 
 
-def _with_fall_before_floor(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with the fall of the reward before the floor to which it fell."""
-    floor = _of_kind(findings, REWARD_FLAT)
+def _with_fall_before_effects(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings with the fall of the reward before what follows from it.
+
+    That is the floor to which the reward fell, and groups whose rewards are equal as the run lost them.
+    """
     fall = _of_kind(findings, COLLAPSE)
-    if floor is None or fall is None or floor.onset is None or fall.onset is None or fall.onset > floor.onset:
+    if fall is None or fall.onset is None:
         return list(findings)
-    others = [finding for finding in findings if finding is not fall]
-    position = others.index(floor)
-    return [*others[:position], fall, *others[position:]]
+    ordered = list(findings)
+    floor = _of_kind(findings, REWARD_FLAT)
+    if floor is not None and floor.onset is not None and fall.onset <= floor.onset:
+        ordered.remove(fall)
+        ordered.insert(ordered.index(floor), fall)
+    signal = _of_kind(findings, NO_SIGNAL)
+    if signal is not None and fall.ok is False and ordered.index(signal) < ordered.index(fall):
+        ordered.remove(signal)
+        ordered.insert(ordered.index(fall) + 1, signal)
+    return ordered
 
 
 EARLY_SHARE = 0.1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from rlvet._numbers import format_step
 from rlvet.checks.course import Case, find_jump
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import change_text, lacks_rows
+from rlvet.checks.log.reward import check_fall
 from rlvet.checks.registry import LOGS
 
 JUMP_ERRORS = 6.0
@@ -16,7 +18,7 @@ NEAR_ROWS = 3
 DATA_CHANGE = Kind(
     code="data-change",
     severity="look",
-    meaning="prompts, reward or settings changed at one step",
+    meaning="prompts, reward or settings seem to have changed at one step",
     condition=f"reward and length both jump, within {NEAR_ROWS} log steps of each other",
     remedy=(
         "check what changed at that step: the order of prompts, a curriculum, the reward, a resume; judge "
@@ -57,5 +59,8 @@ def check_data(case: Case) -> Finding:
     changes = ", ".join(
         f"{name} {change_text(jump.before, jump.after)}" for name, jump in simultaneous.items()
     )
-    cause = f"at step {step:.0f}, {changes}, all at once: the prompts, the reward or a setting changed there"
+    cause = f"at step {step:.0f}, {changes}, all at once, as when the prompts, the reward or a setting change"
+    fall = case.of(check_fall)
+    if fall.cause and fall.onset is not None and fall.onset <= step:
+        cause = f"{cause}, or as the policy breaks: the reward falls from step {format_step(fall.onset)} on"
     return finding.failed(DATA_CHANGE, cause, onset=step, quantities=[*simultaneous])

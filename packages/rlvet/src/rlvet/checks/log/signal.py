@@ -14,6 +14,7 @@ from rlvet.checks.course import (
     Series,
     end_means,
     falls,
+    largest_mean,
     onset,
     rise_in_errors,
     rises,
@@ -72,6 +73,9 @@ EASY = 0.9
 
 HARD = 0.1
 """Mean of rewards between 0 and 1 up to which groups have equal rewards because nearly no answer is right."""
+
+ONCE_RIGHT = 0.2
+"""Mean of such rewards in the best tenth of a run above which the prompts are not too hard."""
 
 PART_OF_DEAD = re.compile(
     r"(group|reward|prompt)\w*all_?(zero|wrong)|all_?(wrong|incorrect)_?(group|prompt)|solved?_?none",
@@ -257,9 +261,13 @@ def _why_equal(reward: Series) -> str:
     mean = fmean(reward.later_half)
     if mean >= EASY:
         return f". With a mean reward of {format_number(mean)}, nearly all answers are right: the prompts are too easy"
-    if mean <= HARD:
-        return f". With a mean reward of {format_number(mean)}, nearly no answer is right: the prompts are too hard"
-    return ""
+    if mean > HARD:
+        return ""
+    text = f". With a mean reward of {format_number(mean)}, nearly no answer is right"
+    best = largest_mean(reward.values, max(1, len(reward.values) // 10))
+    if best > ONCE_RIGHT:
+        return f"{text} any more, and {format_number(best)} were in the best tenth of the run"
+    return f"{text}: the prompts are too hard"
 
 
 def _check_spread(case: Case) -> Finding:
