@@ -96,21 +96,27 @@ def test_of_metrics_that_part_at_one_step_none_is_called_the_first_or_a_cause(tm
     level = dict.fromkeys(("kl", "entropy"), lambda step: 2.0)
     difference = diff(*written(tmp_path, a, rows(2, reward=learns, length=flat, **level)))
     assert difference.headline == "2 of 4 shared metrics part beyond their noise, all from step 1"
-    title = "parted, all at the same step, so that their order shows no cause (A | B, means of up to 10 steps"
+    title = (
+        "parted, all at the same step, so that their order shows no cause (A | B, means of up to 10 log steps"
+    )
     assert title in str(difference)
 
     later = rows(2, reward=learns, length=lambda step: 0.5 + 2 * (step >= 50), **level)
     difference = diff(*written(tmp_path, a, later))
     assert difference.headline == "3 of 4 shared metrics part beyond their noise, the first 2 from step 1"
-    assert "parted, the earliest first; the order within one step shows no cause (A | B, " in str(difference)
+    assert (
+        "parted, at the latest at the step named, the earliest first; the order within one step shows no cause (A | B, "
+        in str(difference)
+    )
 
     apart = rows(2, reward=learns, entropy=lambda step: 2.0, kl=flat, length=lambda step: 0.5 + (step >= 50))
     difference = diff(*written(tmp_path, a, apart))
     assert difference.headline == "2 of 4 shared metrics part beyond their noise, first entropy from step 1"
-    assert "\nparted, the earliest first (A | B, means of up to 10 steps from there on):\n" in str(difference)
+    title = "parted, at the latest at the step named, the earliest first"
+    assert f"\n{title} (A | B, means of up to 10 log steps from there on):\n" in str(difference)
 
     one = rows(2, reward=learns, entropy=lambda step: 2.0, kl=flat, length=flat)
-    assert "\nparted (A | B, means of up to 10 steps from there on):\n" in str(
+    assert "\nparted (A | B, means of up to 10 log steps from there on):\n" in str(
         diff(*written(tmp_path, a, one))
     )
 
@@ -147,7 +153,10 @@ def test_a_metric_without_a_value_in_common_is_told_in_the_headline_and_is_a_dif
         row["reward"] = row["clip"] = 0.0
     difference = diff(*written(tmp_path, a, b))
     assert (difference.logs.apart, difference.differs) == ([], False)
-    assert difference.headline == "none of 3 shared metrics parts by the rule"
+    assert (
+        difference.headline
+        == "the reward is surely higher in B, and none of 3 shared metrics parts by the rule"
+    )
 
 
 def test_metrics_that_differ_before_any_update_are_told(tmp_path):
@@ -308,7 +317,7 @@ def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
     assert [lines[lines.index(f"{name}: {file}") + 1] for name, file in zip("AB", files, strict=True)] == [
         f"   rlvet diagnose: {headline}" for headline in headlines
     ]
-    assert "parted (A | B, means of up to 10 steps from there on):" in lines
+    assert "parted (A | B, means of up to 10 log steps from there on):" in lines
 
 
 def test_the_steps_that_only_one_log_has_are_told():

@@ -19,6 +19,7 @@ from rlvet.compare.configurations import (
     format_value,
     read_training,
 )
+from rlvet.compare.heads import differing_pairs
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
 from rlvet.compare.logs import FAR_APART, LogComparison, compare_logs
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
@@ -271,6 +272,8 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     verb = f"{'has' if len(apart) == 1 else 'have'} {_no_value(comparison)} in common"
     if not parted:
         none = f"none of {metrics} parts by the rule"
+        if comparison.reward is not None and comparison.reward.higher:
+            none = f"the reward is surely higher in {comparison.reward.higher}, and {none}"
         return f"{none}, but {len(apart)} {verb}: {names}" if apart else none
     earliest = comparison.earliest
     if len(earliest) == 1:
@@ -295,7 +298,7 @@ def _order_of(comparison: LogComparison) -> str:
         return "parted"
     if steps == 1:
         return "parted, all at the same step, so that their order shows no cause"
-    return "parted, the earliest first" + (
+    return "parted, at the latest at the step named, the earliest first" + (
         "; the order within one step shows no cause" if steps < metrics else ""
     )
 
@@ -304,7 +307,7 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
     """Return the metrics that part, those that are apart, the keys that were not read, and lines about the others."""
     lines: list[str] = []
     if comparison.parted:
-        means = f"(A | B, means of up to {comparison.window} steps from there on)"
+        means = f"(A | B, means of up to {comparison.window} log steps from there on)"
         lines += ["", f"{_order_of(comparison)} {means}:"]
         lines += [f"- {parted}" for parted in comparison.parted]
     if comparison.apart:
@@ -513,6 +516,9 @@ def diff(
         notes.append("only the configurations were compared, as only one of the two has a log")
     if logs is not None and configurations is None and not any(side.note for side in sides):
         notes.append(_missing_settings(sides))
+        pairs = differing_pairs(Path(a), Path(b))
+        if pairs:
+            notes.append(f"printed before training, with unknown effect (A | B): {_joined(pairs)}")
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(first.path, second.path, configurations, logs, notes, methods, diagnoses, keys)

@@ -1,0 +1,66 @@
+"""Compare what the scripts of two runs printed before their first row, where no settings of them are known."""
+
+from __future__ import annotations
+
+import re
+from itertools import islice
+from pathlib import Path
+
+from rlvet.runs.console_settings import COLOURS, ENDINGS, WORKER
+from rlvet.runs.consoles import printed_trainings
+
+MOST_LINES = 400
+"""The number of lines at the start of an output that are looked at."""
+
+LARGEST = 2**17
+"""The number of bytes of them."""
+
+LONGEST_LINE = 1000
+"""The number of characters of a line that are looked at."""
+
+PAIR = re.compile(
+    r"(?<![\w/.=:-])([A-Za-z_][A-Za-z0-9_.]{0,39})(?:=|: ?)([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"
+)
+"""A name with a number or a truth value: ``rho=0.70``, ``seed: 42``."""
+
+NO_SETTING = re.compile(
+    r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|total|loss|step)s?($|_)"
+)
+"""Names of what differs between any two runs."""
+
+
+def printed_pairs(path: Path) -> dict[str, str]:
+    r"""Return the names and values that an output has before its first row, without names that have several values.
+
+    Args:
+        path: A log. One that is no console output has none.
+
+    >>> import tempfile
+    >>> log = Path(tempfile.mkdtemp()) / "run.log"
+    >>> _ = log.write_text("rho=0.70, seed: 42, GPU=1\n{'loss': 0.1, 'reward': 0.5, 'kl': 0.2}\nbeta=0.1\n")
+    >>> printed_pairs(log)
+    {'rho': '0.70', 'seed': '42'}
+    """
+    if path.suffix not in ENDINGS or not path.is_file():
+        return {}
+    with path.open("rb") as file:
+        text = file.read(LARGEST).decode("utf-8", "replace")
+    values: dict[str, set[str]] = {}
+    for line in islice(text.splitlines(), MOST_LINES):
+        line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
+        if printed_trainings(line)[0]:
+            break
+        for name, value in PAIR.findall(line):
+            if not NO_SETTING.search(name):
+                values.setdefault(name, set()).add(value)
+    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+
+
+def differing_pairs(a: Path, b: Path) -> list[str]:
+    """Return what both outputs have before their first row with different values, as ``rho 0.70 | 0.10``."""
+    first, second = printed_pairs(a), printed_pairs(b)
+    return [
+        f"{name} {value} | {second[name]}"
+        for name, value in first.items()
+        if second.get(name, value) != value
+    ]

@@ -1,0 +1,51 @@
+"""What two outputs printed before their first row is told where no settings of them are known."""
+
+import pytest
+
+from rlvet.compare import diff
+from rlvet.compare.heads import differing_pairs, printed_pairs
+
+ROWS = "".join(
+    f"{{'loss': 0.1, 'reward': {0.2 + 0.005 * step}, 'kl': 0.{step:03}, 'step': {step}}}\n"
+    for step in range(1, 60)
+)
+
+
+def output(path, head, rows=ROWS):
+    path.write_text(head + rows)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("head", "pairs"),
+    [
+        ("=== rho5.00_seed42  GPU=0  MASTER_PORT=29546  START=Sat Apr  4 08:45:11 PM UTC 2026 ===\n", {}),
+        ("INFO train: rho=5.00, seed=42\n", {"rho": "5.00", "seed": "42"}),
+        ("Num examples = 7,473\nadq: False | beta: 1e-3\n", {"adq": "False", "beta": "1e-3"}),
+        ("lam=0.1\nlam=0.2\nmu=3\n", {"mu": "3"}),
+        ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),
+        ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
+    ],
+)
+def test_pairs_of_a_name_and_a_value_are_found(head, pairs, tmp_path):
+    assert printed_pairs(output(tmp_path / "run.log", head)) == pairs
+
+
+def test_what_follows_the_first_row_is_not_looked_at(tmp_path):
+    assert printed_pairs(output(tmp_path / "run.log", "seed=1\n", ROWS + "rho=2\n")) == {"seed": "1"}
+
+
+def test_a_file_of_another_kind_has_no_pairs(tmp_path):
+    file = output(tmp_path / "metrics.jsonl", "seed=1\n")
+    assert printed_pairs(file) == {}
+    assert differing_pairs(file, output(tmp_path / "run.log", "seed=2\n")) == []
+
+
+def test_pairs_that_differ_are_told_beside_settings_that_are_not_known(tmp_path):
+    a = output(tmp_path / "a.log", "seed=42 rho=0.70 lr=1e-6 only_a=3\n")
+    b = output(tmp_path / "b.log", "seed=43 rho=0.10 lr=1e-6\n")
+    said = str(diff(a, b))
+    assert said.endswith(
+        "printed before training, with unknown effect (A | B): seed 42 | 43, rho 0.70 | 0.10"
+    )
+    assert "printed before training" not in str(diff(a, a))
