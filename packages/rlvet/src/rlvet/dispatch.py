@@ -96,7 +96,9 @@ def diagnose(
 def _diagnose_log(run: Run) -> Diagnosis:
     """Diagnose a run from its log, and from the configuration beside it. Here its files are read."""
     log = run.log
-    findings = [] if log.unjudged else log_findings(log.rows, run.setup)
+    findings = []
+    if not log.unjudged:
+        findings = log_findings(log.rows, run.setup, are_steps_counted=log.are_steps_counted)
     configuration = run.configuration
     if configuration is not None and configuration.framework != run.setup.framework:
         # A configuration of a framework that did not write the log belongs to another run.

@@ -82,6 +82,39 @@ def test_a_death_that_ended_is_told():
     assert "from step 301 to 308" in finding.cause
 
 
+def test_a_death_that_ended_is_told_with_the_steps_that_it_took():
+    rows, floor = course(5002, 300)
+    rows = died(rows, floor, OF_TWO["everything"], 8)
+    after = [row | {"step": 308 + number} for number, row in enumerate(course(5002, 300)[0][-60:], 1)]
+    timed = [row | {"step_time": 36.0} for row in [*rows, *after]]
+    (finding,) = found(timed, "run-died")
+    assert finding.cost == "0.08 of 3.7 hours on each GPU"
+    without_times = [{key: value for key, value in row.items() if key != "step_time"} for row in timed]
+    (finding,) = found(without_times, "run-died")
+    assert finding.cost == "8 of 368 log steps"
+
+
+def test_values_that_few_answers_give_are_no_death_in_passing():
+    """With eight answers to a step, a reward of 0 and a spread of 0.177 repeat by chance, as does the cap."""
+    draw = random.Random(4)
+    rows = []
+    for step in range(1, 201):
+        is_low = 20 <= step <= 24
+        rows.append(
+            {
+                "step": step,
+                "reward": 0.0 if is_low else draw.choice([0.125, 0.25, 0.375, 0.5]),
+                "reward_std": 0.1768 if 17 <= step <= 25 else draw.choice([0.0, 0.1768, 0.3536]),
+                "length": 256.0 if 20 <= step <= 25 or step % 6 == 0 else draw.uniform(200, 255),
+            }
+        )
+    assert found(rows, "run-died") == []
+    frozen = [
+        row | ({"kl": 0.01} if 20 <= row["step"] <= 25 else {"kl": draw.uniform(0, 0.1)}) for row in rows
+    ]
+    assert found(frozen, "run-died")
+
+
 def test_a_loss_of_0_beside_a_gradient_that_lives_is_no_death():
     """The loss is 0 where every ratio is 1, whatever its gradient; here all answers are also cut off."""
     rows, _ = course(5003, 300)
@@ -203,7 +236,7 @@ def test_a_death_within_the_first_rows_begins_where_its_values_do():
         )
     (finding,) = found(rows, "run-died")
     assert finding.onset == 9
-    assert finding.cause.endswith("from step 9 to 40")
+    assert finding.cause.endswith("from step 9 to 40; after that the run lives again")
     assert "entropy" in finding.cause
     assert "→ 2e-12" in finding.cause
     assert "→ 4e-13" in finding.cause

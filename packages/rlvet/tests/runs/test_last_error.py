@@ -2,7 +2,9 @@
 
 import pytest
 
+from rlvet import diagnose
 from rlvet.errors import InvalidValue
+from rlvet.runs.last_error import LONGEST_ERROR
 from rlvet.runs.logs import read_log
 
 FRAMES = '  File "train.py", line 3, in <module>\n    train()\n    ^^^^^^^\n'
@@ -35,7 +37,7 @@ def by_rank(text, rank):
         (rows(0, 20) + by_rank(OUT_OF_MEMORY, 1) + by_rank(HANDLED, 0), "torch.OutOfMemoryError: CUDA out of memory."),
         (rows(0, 20) + HANDLED + OUT_OF_MEMORY, "OSError: the model is not in the cache"),
         (rows(0, 20) + OUT_OF_MEMORY + "\r  9%|▏    | 2/100 [39:48<32:30:46, 1194.35s/it]", "torch.OutOfMemoryError"),
-        (rows(0, 20) + HANDLED.replace("OSError: the model is not in the cache", "KeyboardInterrupt"), "KeyboardInterrupt"),
+        (rows(0, 20) + OUT_OF_MEMORY.replace("torch.OutOfMemoryError: ", "KeyboardInterrupt\n"), "KeyboardInterrupt"),
     ],
 )  # fmt: skip
 def test_an_error_after_the_last_row_is_told(text, error, tmp_path):
@@ -43,14 +45,15 @@ def test_an_error_after_the_last_row_is_told(text, error, tmp_path):
     file.write_text(text)
     log = read_log(file)
     assert len(log.rows) == 20
-    note = next(note for note in log.notes if "error" in note)
-    assert note.startswith(f"after its last row, the output has an error: '{error}")
+    assert log.error.startswith(error)
+    assert f"\nafter its last row, the output has an error: '{error}" in str(diagnose(file))
 
 
 def test_an_error_that_rows_follow_is_not_told(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(rows(0, 10) + OUT_OF_MEMORY + rows(10, 20))
-    assert not any("error" in note for note in read_log(file).notes)
+    assert read_log(file).error == ""
+    assert "has an error" not in str(diagnose(file))
 
 
 @pytest.mark.parametrize("first_line", ["", "[env] activated\n"])
@@ -58,7 +61,7 @@ def test_a_run_without_a_row_has_its_error_in_the_message(first_line, tmp_path):
     file = tmp_path / "train.log"
     file.write_text(first_line + HANDLED)
     with pytest.raises(
-        InvalidValue, match="no row of metrics is in it.*ends with an error: 'OSError: the model is"
+        InvalidValue, match=r"no row of metrics is in it.*ends with an error: 'OSError: the model is"
     ):
         read_log(file)
 
@@ -66,5 +69,4 @@ def test_a_run_without_a_row_has_its_error_in_the_message(first_line, tmp_path):
 def test_an_error_is_shortened(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(rows(0, 20) + OUT_OF_MEMORY.replace("Tried", 1000 * "x"))
-    note = next(note for note in read_log(file).notes if "error" in note)
-    assert len(note) < 250
+    assert len(read_log(file).error) == LONGEST_ERROR

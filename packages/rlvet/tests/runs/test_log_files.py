@@ -182,7 +182,9 @@ def test_a_row_that_is_cut_off_is_counted_and_keeps_its_number():
     rows[1] = rows[1][:25]
     unread = Unread()
     assert [row["step"] for row in trl_rows("\n".join(rows), unread)] == [1, 3, 4]
-    assert unread.notes()[1:] == ("""1 dictionary is not read, as it is cut off: "{'loss': 0.125, 'reward':\"""",)
+    assert unread.notes()[1:] == (
+        """1 dictionary is not read, as it is cut off: "{'loss': 0.125, 'reward':\"""",
+    )
 
 
 def row_and_bars(before: str, after: str) -> str:

@@ -193,8 +193,15 @@ class Diagnosis:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on a missing verdict, and on parts in passing."""
-        return [*filter(None, [self.for_a_verdict]), *self.in_passing]
+        """Sentences on an error at the end, on a missing verdict, and on parts in passing."""
+        return [*filter(None, [self.error, self.for_a_verdict]), *self.in_passing]
+
+    @property
+    def error(self) -> str:
+        """A sentence on the error with which the output ends; empty without one."""
+        if self.log is None or not self.log.error:
+            return ""
+        return f"after its last row, the output has an error: {self.log.error!r}"
 
     @property
     def unread(self) -> list[str]:

@@ -18,6 +18,7 @@ from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE, TEN_TIMES_SMALLE
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
 from rlvet.checks.log.length import LENGTH_COLLAPSE, with_cut_answers_after_cause
+from rlvet.checks.log.life import RUN_DIED
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
@@ -28,12 +29,15 @@ from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
 
 
-def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Finding]:
+def log_findings(
+    rows: Sequence[Row], setup: Setup | None = None, *, are_steps_counted: bool = False
+) -> list[Finding]:
     """Check the metrics of a run.
 
     Args:
         rows: The log, one row per log step, as `rlvet.runs.logs.read_log` returns it.
         setup: The framework, method and settings of the run, as far as they are known.
+        are_steps_counted: Whether a step is the number of a row, which may stand for several; times are then unknown.
 
     Returns:
         The result of each check, passed or failed, with the related settings of the run. Checks for a cause come before
@@ -48,7 +52,7 @@ def log_findings(rows: Sequence[Row], setup: Setup | None = None) -> list[Findin
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
     findings = _with_full_advice(findings, case.course.rows)
-    findings = [_with_cost(finding, case.course.rows) for finding in findings]
+    findings = [_with_cost(finding, case.course.rows, are_steps_counted) for finding in findings]
     findings = [_with_usual_rate(finding, setup) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
 
@@ -181,22 +185,25 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Fi
     return result
 
 
-def _with_cost(finding: Finding, rows: CompactRows) -> Finding:
+def _with_cost(finding: Finding, rows: CompactRows, are_steps_counted: bool) -> Finding:
     """Return a finding with its cost: the time, or the number of log steps, since its onset."""
     if not finding.cause or finding.onset is None:
         return finding
     steps = rows.column("step")
+    # A death from which the run came back has an end.
+    has_ended = finding.kind is RUN_DIED and finding.steps is not None
+    last = finding.steps[1] if has_ended else steps[-1]
     times = [*rows.values("step_time", 0.0)]
-    seconds = sum(time for step, time in zip(steps, times, strict=True) if step >= finding.onset)
+    seconds = sum(time for step, time in zip(steps, times, strict=True) if finding.onset <= step <= last)
     total_seconds = sum(times)
-    if total_seconds:
+    if total_seconds and not are_steps_counted:
         # A row may stand for several training steps, each of which took that time.
         steps_per_row = max(1.0, (steps[-1] - steps[0]) / max(1, len(rows) - 1))
         cost = _format_times(seconds * steps_per_row, total_seconds * steps_per_row)
         return finding._replace(cost=f"{cost} on each GPU")
     # A record has several rows of one step.
     different = set(steps)
-    since_onset = sum(step >= finding.onset for step in different)
+    since_onset = sum(finding.onset <= step <= last for step in different)
     return finding._replace(cost=f"{since_onset} of {len(different)} log steps")
 
 

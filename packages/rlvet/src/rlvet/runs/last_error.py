@@ -21,8 +21,8 @@ MOST_TRACEBACKS = 16
 """The number of tracebacks at the end of a text that are looked at."""
 
 
-def last_error(text: str, has_rows: Callable[[str], bool]) -> str | None:
-    r"""Return the first error in a text that no row of metrics follows; None if there is none.
+def last_error(text: str, has_rows: Callable[[str], bool]) -> str:
+    r"""Return the first error in a text that no row of metrics follows; an empty text if there is none.
 
     Of an error that was raised while another one was handled, it is the later one, of which a user reads. The processes
     of a run may each end with an error, and the first one is most often the cause of the others.
@@ -31,11 +31,11 @@ def last_error(text: str, has_rows: Callable[[str], bool]) -> str | None:
         text: The console output.
         has_rows: A function that returns True for a text with a row of metrics.
 
-    >>> text = "step:1 - reward:0.5\nTraceback (most recent call last):\n  File 'a.py', line 1\nValueError: no such prompt\n"
+    >>> text = "reward: 0.5\nTraceback (most recent call last):\n  File 'a.py', line 1\nValueError: no such prompt\n"
     >>> last_error(text, lambda rest: "reward:" in rest)
     'ValueError: no such prompt'
     """
-    error = None
+    error = ""
     heads = [*TRACEBACK.finditer(text)][-MOST_TRACEBACKS:]
     for number in reversed(range(len(heads))):
         head = heads[number]
@@ -43,9 +43,9 @@ def last_error(text: str, has_rows: Callable[[str], bool]) -> str | None:
             break
         end = heads[number + 1].start() if number + 1 < len(heads) else len(text)
         lines = _lines_of_process(text[head.end() : end], head["prefix"])
-        if error is None or not any(line.startswith(CHAINED) for line in lines):
+        if not error or not any(line.startswith(CHAINED) for line in lines):
             error = next(filter(ERROR.match, lines), error)
-    return error and error[:LONGEST_ERROR]
+    return error[:LONGEST_ERROR]
 
 
 def _lines_of_process(text: str, prefix: str) -> list[str]:

@@ -50,6 +50,8 @@ class RawRun:
     """The rows of the file that were not read."""
     trainer: str = ""
     """The trainer of RL that the file names."""
+    error: str = ""
+    """The error after the last row; empty without one."""
     later_files: tuple[Path, ...] = ()
     """The files whose rows follow those of the first, of a run that went on in others."""
 
@@ -83,7 +85,9 @@ def runs_of_file(file: Path) -> Runs:
         trainer = log.trainer if len(found) == 1 else ""
         for number, rows in enumerate(found, 1):
             label = name if len(found) == 1 else f"{name} {number}".strip()
-            runs[label] = RawRun(file, rows, left_out=tuple(notes), unread=unread, trainer=trainer)
+            runs[label] = RawRun(
+                file, rows, left_out=tuple(notes), unread=unread, trainer=trainer, error=log.error
+            )
     return runs
 
 

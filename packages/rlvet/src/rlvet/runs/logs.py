@@ -39,7 +39,7 @@ from rlvet.runs.quantities import (
     unmeasured,
 )
 from rlvet.runs.setup import Setup
-from rlvet.runs.unread import Unread
+from rlvet.runs.unread import STEPS_COUNTED, Unread
 
 NAMES_FILE = "bandpo-names.json"
 """The name of the file with the user's own keys for quantities, beside the log or in the current folder."""
@@ -102,6 +102,8 @@ class Log:
     """The reason why nothing is judged: more rows than `MOST_LOST` were not read. Empty for other logs."""
     files: tuple[str, ...] = ()
     """The paths of its files, in the order of their steps."""
+    error: str = ""
+    """The error that the console output has after its last row; empty without one."""
 
     @classmethod
     def of(
@@ -118,7 +120,8 @@ class Log:
             names: The user's own keys for quantities.
         """
         raw = compact(raw)
-        if all(set(STEP_KEYS).isdisjoint(layout) for layout in raw.layouts):
+        is_without_steps = all(set(STEP_KEYS).isdisjoint(layout) for layout in raw.layouts)
+        if is_without_steps:
             raw = CompactRows({**row, "step": number} for number, row in enumerate(raw, 1))
         framework = framework_of(keys_of(raw))
         read_rows = named_rows(raw, names, framework)
@@ -130,6 +133,8 @@ class Log:
             notes.append(
                 f"{key} is {missing.placeholder:g} in every row, as it is logged if there is no value, and is not read"
             )
+        if is_without_steps:
+            notes.append(STEPS_COUNTED)
         unread_values = _values_without_number(raw, coverage)
         notes += _unread_notes(raw, unread_rows, unread_values)
         return cls(
@@ -137,12 +142,17 @@ class Log:
             source,
             coverage.read,
             tuple(coverage.unread),
-            tuple(coverage.counters),
+            tuple(key for key in coverage.counters if key != "step" or not is_without_steps),
             coverage.replaced,
             unread_rows,
             {key: count for key, (count, _) in unread_values.items()},
             tuple(notes),
         )
+
+    @property
+    def are_steps_counted(self) -> bool:
+        """True if a step is the number of a row, as the log has no steps."""
+        return STEPS_COUNTED in self.notes
 
     @property
     def keys_of_learning(self) -> int:
@@ -408,15 +418,14 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
     raw = run.rows
     log = Log.of(raw, source or f"{kind_of(file)}, {_relative(file, path)}", names)
     unknown = _unknown_rows(log, raw)
-    # A step that the reader has counted is no key of the log.
-    counters = [key for key in log.counters if key != "step"] if run.unread.remarks else log.counters
     log = replace(
         log,
-        counters=tuple(counters),
+        counters=tuple(key for key in log.counters if key != "step" or not run.unread.remarks),
         notes=(*run.replaced, *run.unread.notes(), *log.notes, *run.left_out),
         unread_rows=log.unread_rows + run.unread.count,
         unjudged=_reason_not_to_judge(run.unread.lost + unknown, len(raw) - unknown),
         files=tuple(map(str, run.files)),
+        error=run.error,
     )
     kind = kind_of_training(log, raw)
     if kind is not None and run.trainer:
@@ -513,7 +522,12 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
     unread = Unread()
     for run_of_leg in logged.values():
         unread.add_all(run_of_leg.unread)
-    return _log_of(RawRun(last, rows, tuple(replaced), logged[last].left_out, unread), names, run, source)
+    return _log_of(
+        RawRun(last, rows, tuple(replaced), logged[last].left_out, unread, error=logged[last].error),
+        names,
+        run,
+        source,
+    )
 
 
 def _run_of_leg(leg: Path) -> RawRun | None:
@@ -531,7 +545,7 @@ def _run_of_leg(leg: Path) -> RawRun | None:
             continue
         rows = CompactRows(row for row in chain.from_iterable(log.runs.values()) if _has_number(row))
         if rows:
-            return RawRun(file, rows, left_out=log.notes, unread=log.unread)
+            return RawRun(file, rows, left_out=log.notes, unread=log.unread, error=log.error)
     return None
 
 

@@ -15,7 +15,7 @@ from rlvet.runs.consoles._console import Console
 from rlvet.runs.consoles._printed import literal_dictionary
 from rlvet.runs.limits import LONGEST_ROW
 from rlvet.runs.quantities import EVALUATION, STEP_KEYS, component_name, is_of_evaluation, sources
-from rlvet.runs.unread import Unread
+from rlvet.runs.unread import STEPS_COUNTED, Unread
 
 TRL_ROW_OR_PROGRESS = re.compile(r"\{['\"][^{}\n]*\}|\b(\d+)/(\d+) \[")
 """A row that a trainer printed as a dictionary, or the steps on its progress bar."""
@@ -66,10 +66,10 @@ class _Printed:
 def trl_trainings(text: str, unread: Unread | None = None) -> list[list[dict[str, Any]]]:
     r"""Return the rows of each training in the console output of TRL, ms-swift or another trainer of transformers.
 
-    The step of a row is the one in the row. If the rows have none, it is that of a progress bar, see `_bar_steps`, that
-    by the summary of the training, see `_steps_by_summary`, and else the number of the row; a row without a metric of
-    training has the step of the row before it. Steps begin anew with each training in the output. A training that was not finished, and the one after it, which may have been
-    restarted, are one here.
+    The step of a row is the one in the row. If the rows have none, it is that of a progress bar, see `_bar_steps`, or
+    that by the summary of the training, see `_steps_by_summary`, and else the number of the row; a row without a metric
+    of training has the step of the row before it. Steps begin anew with each training in the output. A training that
+    was not finished, and the one after it, which may have been restarted, are one here.
 
     Args:
         text: The console output.
@@ -232,9 +232,7 @@ def _steps_of_rows(printed: Sequence[_Printed], trained: Sequence[_Printed], unr
             )
         return by_summary
     if any(one.row.keys().isdisjoint(STEP_KEYS) for one in trained if one.row is not CUT_OFF):
-        unread.remarks.append(
-            "no row has its step: a step is the number of a row here, which may stand for several"
-        )
+        unread.remarks.append(STEPS_COUNTED)
     return range(1, len(trained) + 1)
 
 

@@ -26,6 +26,8 @@ class RawLog:
     """The rows that were not read."""
     trainer: str = ""
     """The trainer of RL that the file itself names, such as a notebook's code; empty if it names none."""
+    error: str = ""
+    """The error that console output has after its last row; empty without one."""
 
 
 class HeldSettings(NamedTuple):

@@ -61,8 +61,7 @@ def read_text(file: Path) -> RawLog:
     runs, unread = runs_of_text(text)
     error = last_error(ESCAPES.sub("", text), _has_rows)
     if runs:
-        notes = () if error is None else (f"after its last row, the output has an error: {error!r}",)
-        return RawLog(runs, unread=unread, notes=notes)
+        return RawLog(runs, unread=unread, error=error)
 
     if text.lstrip().startswith("{"):
         return read_json_lines(file)
@@ -73,7 +72,7 @@ def read_text(file: Path) -> RawLog:
     if re.fullmatch(r"[\w./@ -]++([,;\t][\w./@ -]++)++\s*+", header):
         return read_table(file)
     message = f"{file} is thought to be {_guess_kind(file, text)}: no row of metrics is in it, as a trainer prints them"
-    if error is not None:
+    if error:
         message += f"; it ends with an error: {error!r}"
     if file.suffix in CONFIGURATIONS:
         message += "; a configuration or a script is checked by rlvet lint, and is no run"
