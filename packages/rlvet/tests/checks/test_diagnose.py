@@ -183,7 +183,8 @@ FALLS = {"reward": lambda t: 0.6 if t < 0.5 else 0.0, "grad_norm": lambda t: 0.3
 COURSES = [
     (
         FALLS,
-        r"collapse: reward 0\.6\d* → -?0\.00\d*, grad_norm 0.3 → 8, from the best tenth of the run to the last",
+        r"collapse: reward 0\.6\d* → -?0\.00\d*, grad_norm 0.3 → 8, entropy 1\.\d* → 0\.\d*, from the best tenth "
+        r"of the run to the last",
         False,
     ),
     (FALLS | {"completions/clipped_ratio": lambda t: t}, "truncated: 75% of answers are cut off", False),

@@ -376,8 +376,8 @@ def test_length_collapse():
     assert codes(course(60, length=length)) == []
 
 
-SHORT = "answers keep their length, or shorten as the reward rises"
-LONG = "answers do not grow longer without growing better"
+SHORT = "answers are not much shorter at the end, or the reward is higher"
+LONG = "answers are less than a quarter longer at the end, or better too"
 
 
 @pytest.mark.parametrize(

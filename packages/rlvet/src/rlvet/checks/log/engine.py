@@ -390,8 +390,12 @@ def check_weights(case: Case) -> Finding:
     """Check that the importance weights of sequences keep the size of the gradient."""
     course, setup = case.course, case.setup
     weight = course.series("importance_weight")
-    if not weight.values or _weight_level(course, setup) != "sequence":
-        return undecided_check("no weights of sequences are logged")
+    if not weight.values:
+        return undecided_check("not logged")
+    if _weight_level(course, setup) != "sequence":
+        if "weight level" in setup.values:
+            return undecided_check("the logged weights are of tokens")
+        return undecided_check("neither values nor settings tell that the logged weights are of sequences")
     measure = "mean importance weight of a sequence, last tenth"
     finding = passed_check(weight, weight.last, measure, last_tenth(weight))
     if 1 / FAR_SEQUENCE_WEIGHT <= weight.last <= FAR_SEQUENCE_WEIGHT:
@@ -403,8 +407,8 @@ def check_weights(case: Case) -> Finding:
     if distance.values:
         cause = f"{cause}, while log-probabilities of its tokens differ by {format_number(distance.last)} on average"
     cause = (
-        f"{cause}: the weight of a sequence is the product of those of its tokens, so it leaves 1 as answers grow, "
-        "and truncated or masked weights lose gradient"
+        f"{cause}: the weight of a sequence is the product of those of its tokens, so it leaves 1 as answers grow "
+        "or engine and trainer part, and truncated or masked weights lose gradient"
     )
     start = onset(weight, lambda mean: not 1 / FAR_SEQUENCE_WEIGHT <= mean <= FAR_SEQUENCE_WEIGHT)
     return finding.failed(SEQUENCE_WEIGHTS, cause, onset=start, quantities=["importance_weight"])

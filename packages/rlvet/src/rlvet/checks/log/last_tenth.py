@@ -60,7 +60,7 @@ LATE_CHANGE = Kind(
 @LOGS.check(
     "the last tenth of the run",
     after="metrics up to the end",
-    tested="the last tenth of the run is like the rest",
+    tested="nothing changes suddenly in the last tenth of the run",
     explained="no quantity is suddenly different there",
     reports=(LATE_CHANGE,),
 )

@@ -380,7 +380,7 @@ LENGTH_GROWTH = Kind(
 @LOGS.check(
     "longer answers",
     after="reward components that outweigh the others",
-    tested="answers do not grow longer without growing better",
+    tested="answers are less than a quarter longer at the end, or better too",
     explained="answers grow longer only as they grow better",
     reports=(LENGTH_GROWTH,),
 )
@@ -424,7 +424,6 @@ def check_length(case: Case) -> Finding:
         of_reward = "the reward did not rise" if reward.values else "no reward is known"
         return undecided_check(f"they are {format_number(growth, 2)} times as long, and {of_reward}")
     cause = f"{change}, and the reward {'falls' if falls(reward.values) else 'does not rise'}"
-    start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
     return finding.failed(LENGTH_GROWTH, cause, severity="look", onset=start, quantities=["length", "reward"])
 
 
@@ -463,7 +462,7 @@ LENGTH_COLLAPSE = Kind(
 @LOGS.check(
     "shorter answers",
     after="longer answers",
-    tested="answers keep their length, or shorten as the reward rises",
+    tested="answers are not much shorter at the end, or the reward is higher",
     explained="answers shrink to a few tokens only as they grow better",
     reports=(LENGTH_COLLAPSE,),
 )

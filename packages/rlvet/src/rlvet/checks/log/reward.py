@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import islice, pairwise
+from itertools import pairwise
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
@@ -23,6 +23,7 @@ from rlvet.checks.course import (
     lasting_row,
     noise_of_differences,
     rises,
+    standard_error,
     tenths,
 )
 from rlvet.checks.findings import Finding, Kind
@@ -123,7 +124,7 @@ def check_constant_reward(case: Case) -> Finding:
         # The mean reward has not changed for some log steps, but that is no fault yet.
         if equal_rows >= min(FEW_STEPS, len(reward.values)):
             if is_short:
-                return undecided_check(f"needs at least {CONSTANT_ROWS} log steps")
+                return undecided_check("they are equal at the end, but in few log steps")
             return undecided_check("the mean is constant, but not a fault")
         return finding
     start = reward.steps[-equal_rows]
@@ -169,6 +170,9 @@ COMPARED_AT_A_FALL = (
 )
 """A pattern for the names of the metrics that are compared before and after a fall of the reward."""
 
+CHANGED = 1.2
+"""Ratio of the means of a metric before and after a fall from which a sure change is named."""
+
 MOST_CHANGED = 3
 """Number of metrics that are named beside a fall of the reward."""
 
@@ -205,7 +209,7 @@ COLLAPSE = Kind(
         f"it, or a tenth of it in a steady fall over half of the run; below {PLATEAU_STEPS} log steps, blocks of "
         f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The finding begins where the fall does. Of "
         "entropy, KL divergence, gradient norm, length and the share of cut answers, it names up to "
-        f"{MOST_CHANGED} that doubled or halved"
+        f"{MOST_CHANGED} that doubled or halved, or surely changed by a fifth"
     ),
     remedy=(
         "read answers from before and after the fall with their rewards, and check what else changed at that "
@@ -292,7 +296,7 @@ def check_fall(case: Case) -> Finding:
 def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[float, float]]:
     """Return the metrics that changed most with a fall of the reward, with their means before and after it.
 
-    They have doubled or halved, and may explain the fall.
+    They have doubled or halved, or surely changed by a part, and may explain the fall.
 
     Args:
         course: The metrics of the run.
@@ -307,15 +311,17 @@ def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[f
         if not re.search(COMPARED_AT_A_FALL, name) or len(values) != rows:
             continue
         parts = blocks(values, count)
-        means[name] = (fmean(parts[best]), fmean(parts[-1]))
-        smaller, larger = sorted(map(abs, means[name]))
-        ratios[name] = (larger + 0.01) / (smaller + 0.01)
-    changed: dict[str, tuple[float, float]] = {}
-    for name in sorted(ratios, key=lambda name: ratios[name], reverse=True):
+        before, after = fmean(parts[best]), fmean(parts[-1])
+        smaller, larger = sorted((abs(before), abs(after)))
+        ratio = (larger + 0.01) / (smaller + 0.01)
+        error = math.hypot(standard_error(parts[best]), standard_error(parts[-1]))
+        has_surely_changed = ratio > CHANGED and abs(after - before) > STANDARD_ERRORS * error
         # Two names of one metric have the same values.
-        if ratios[name] > 2 and means[name] not in changed.values():
-            changed[name] = means[name]
-    return dict(islice(changed.items(), MOST_CHANGED))
+        if (ratio > 2 or has_surely_changed) and (before, after) not in means.values():
+            means[name] = (before, after)
+            ratios[name] = ratio
+    most = sorted(means, key=lambda name: ratios[name], reverse=True)[:MOST_CHANGED]
+    return {name: means[name] for name in most}
 
 
 def _usual_change(values: Sequence[float]) -> float:
