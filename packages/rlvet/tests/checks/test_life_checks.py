@@ -115,6 +115,19 @@ def test_values_that_few_answers_give_are_no_death_in_passing():
     assert found(frozen, "run-died")
 
 
+def test_rewards_of_0_as_in_most_steps_before_are_no_death_at_the_end():
+    """Of prompts that are too hard, a few answers are right at first, and then none: the run learned nothing before."""
+    draw = random.Random(6)
+    rows = []
+    for step in range(1, 101):
+        is_right = step <= 76 and draw.random() < 0.15
+        reward = 0.167 if is_right else 0.0
+        rows.append(
+            {"step": step, "reward": reward, "reward_std": 2 * reward, "length": draw.uniform(120, 128)}
+        )
+    assert found(rows, "run-died") == []
+
+
 def test_a_loss_of_0_beside_a_gradient_that_lives_is_no_death():
     """The loss is 0 where every ratio is 1, whatever its gradient; here all answers are also cut off."""
     rows, _ = course(5003, 300)

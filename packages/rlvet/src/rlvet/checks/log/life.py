@@ -140,24 +140,27 @@ def _deaths(case: Case) -> list[Death]:
     return deaths_of(case.course, case.of(_streaks))
 
 
-USUAL_SHARE = 0.1
-"""Share of the other rows that have a value from which it is usual, and no sign of death for a few rows in passing."""
+USUAL_AT_THE_END = 0.5
+"""Share of the rows before with a value, from which the same value in all rows up to the end is no sign of death."""
+
+USUAL_IN_PASSING = 0.1
+"""The same, of all other rows, for a value that a metric repeats for some rows in passing."""
 
 
-def _is_sure_in_passing(death: Death, course: Course) -> bool:
-    """Return whether a death that ended is one, also by the values after it.
+def _is_sure(death: Death, course: Course) -> bool:
+    """Return whether a death is one also by the values of all other rows.
 
     Few answers give few different mean rewards and spreads, and the mean length of answers that are all cut off is the
     cap, so that such values repeat for some rows by chance.
     """
     first, last = (course.rows[row]["step"] for row in (death.first, death.last))
+    most = USUAL_AT_THE_END if death.lasts else USUAL_IN_PASSING
     signs = []
     for streak in death.streaks:
         others = [value for step, value in course.series(streak.name).points if not first <= step <= last]
-        is_usual = streak.state == "frozen" and others.count(streak.value) > USUAL_SHARE * len(others)
-        if not is_usual:
+        if streak.state != "frozen" or others.count(streak.value) <= most * len(others):
             signs.append(streak)
-    return len(signs) > 1 or (bool(signs) and death.rows >= ALONE)
+    return len(signs) > 1 or (bool(signs) and (death.lasts or death.rows >= ALONE))
 
 
 @LOGS.check(
@@ -170,7 +173,7 @@ def _is_sure_in_passing(death: Death, course: Course) -> bool:
 def check_life(case: Case) -> Finding:
     """Check that no two metrics are dead for some rows, and that the reward is not for more."""
     course = case.course
-    deaths = [death for death in case.of(_deaths) if death.lasts or _is_sure_in_passing(death, course)]
+    deaths = [death for death in case.of(_deaths) if _is_sure(death, course)]
     rewards = course.series("reward")
     if not deaths:
         if len(rewards.values) < FEWEST_ROWS:

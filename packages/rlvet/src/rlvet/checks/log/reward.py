@@ -6,7 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share
@@ -29,6 +29,7 @@ from rlvet.checks.course import (
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import (
     FEW_STEPS,
+    THIRDS,
     THIRDS_OF_STEPS,
     change_text,
     lacks_rows,
@@ -270,6 +271,9 @@ def check_fall(case: Case) -> Finding:
         after_best.values, len(reward.values)
     )
     if not is_large and not is_steady:
+        fallen = _check_thirds(finding, course, step_noise)
+        if fallen is not None:
+            return fallen
         # The best and the last part by other splits, so that the limits between blocks do not decide.
         tenth = max(1, len(reward.values) // 10)
         last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
@@ -291,6 +295,46 @@ def check_fall(case: Case) -> Finding:
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
+
+
+def _check_thirds(finding: Finding, course: Course, step_noise: float) -> Finding | None:
+    """Return the finding on a reward whose last third is far below the first, though its end is not; else None.
+
+    Args:
+        finding: The check, with its figure.
+        course: The metrics of the run.
+        step_noise: The noise of the reward of a step.
+    """
+    reward = course.series("reward")
+    before, after = end_means(reward.values, 3)
+    height = before - min(0.0, *tenths(reward.values))
+    loss = before - after
+    if len(reward.values) < PLATEAU_STEPS or loss <= LARGE_LOSS * height:
+        return None
+    noise = step_noise / math.sqrt(len(reward.values) / 3)
+    if loss < STANDARD_ERRORS * noise:
+        return None
+    changed = _changed_metrics(course, 3, 0)
+    changes = [f"reward {change_text(before, after)}"]
+    changes += [f"{name} {change_text(*means)}" for name, means in changed.items()]
+    cause = f"{', '.join(changes)}, {THIRDS}: {format_share(loss / height)} of it is lost"
+    quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
+    start = reward.steps[_first_row_of_lower_level(reward.values)]
+    return finding.failed(COLLAPSE, cause, severity="look", onset=start, quantities=quantities)
+
+
+def _first_row_of_lower_level(values: Sequence[float]) -> int:
+    """Return the row from which on the values have another mean, by least squares over all rows.
+
+    >>> _first_row_of_lower_level([5, 6, 5, 6, 1, 2, 1, 3])
+    4
+    """
+    total = sum(values)
+    explained = []
+    for row, before in enumerate(accumulate(values[:-1]), 1):
+        after = total - before
+        explained.append(before**2 / row + after**2 / (len(values) - row))
+    return explained.index(max(explained)) + 1
 
 
 def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[float, float]]:
