@@ -705,3 +705,12 @@ def test_in_a_browser_the_effect_the_verdict_and_three_curves_are_open(tmp_path)
             tab.evaluate("location.hash = document.querySelector('details figure[id]').id")
             assert tab.wait_for("document.querySelector('details.section').open")
         assert tab.complaints() == []
+
+
+def test_without_javascript_the_page_has_what_it_says_first(tmp_path):
+    rows = [{"step": step, "reward": 0.5, "note": "<b>"} for step in range(1, 41)]
+    log = tmp_path / "<i>.jsonl"
+    log.write_text("\n".join(map(json.dumps, rows)))
+    page = write_report([log], tmp_path / "report.html").read_text(encoding="utf-8")
+    [text] = re.findall("<noscript>(.*?)</noscript>", page, re.DOTALL)
+    assert "/&lt;i&gt;.jsonl: reward-flat: the reward is 0.5 in every one of the last 40 log steps" in text

@@ -415,7 +415,7 @@ class Diagnosis:
                 finding.cost,
             )
             lines.append(f"| {' | '.join(cells)} |")
-        lines += [f"\n{line}" for line in (self.order_text, self.legend) if line]
+        lines += [f"\n{line}" for line in (self.order_text, self.how_sure, self.legend) if line]
 
         notes_of_log = () if self.log is None else self.log.notes
         lines += [f"\n{_as_code(note)}" for note in (*notes_of_log, *self._all_notes)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import math
 import re
@@ -90,7 +91,8 @@ def write_report(
     # Escape every <, so that no text can close the script element that contains the data.
     text = json.dumps(_plain(data), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(output, _fill_template({"data": text, "palette": css_variables()}))
+    headlines = html.escape("\n".join(f"{run.data['name']}: {run.data['headline']}" for run in reported))
+    write_whole(output, _fill_template({"data": text, "palette": css_variables(), "headlines": headlines}))
     return output
 
 
