@@ -377,6 +377,28 @@ def test_length_collapse():
 
 
 SHORT = "answers are not much shorter at the end, or the reward is higher"
+
+
+def test_groups_that_a_fall_leaves_without_signal_come_after_it_and_are_not_too_hard():
+    """Prompts that were solved are not too hard, though no answer is right at the end."""
+    draw = random.Random(3)
+    rows = []
+    for step in range(1, 81):
+        is_lost = step > 40
+        reward = 0.02 * draw.random() if is_lost else 0.85 + 0.03 * draw.random()
+        dead = 1.0 if is_lost else 0.6 + 0.2 * draw.random()
+        length = 500 + 12 * draw.random() if is_lost else 240 + 20 * draw.random()
+        rows.append({"step": step, "reward": reward, "dead": dead, "length": length})
+    findings = log_findings(rows)
+    told = [finding for finding in findings if finding.ok is False]
+    assert [finding.code for finding in told] == ["collapse", "no-signal"]
+    assert "nearly no answer is right any more, and 0.8" in told[1].cause
+    assert "too hard" not in told[1].cause
+    assert told[1].advice.startswith("follow the advice on collapse first; then read one such group")
+    (jump,) = [finding for finding in findings if finding.code == "data-change"]
+    assert jump.cause.endswith("or as the policy breaks: the reward falls from step 41 on")
+
+
 LONG = "answers are less than a quarter longer at the end, or better too"
 
 

@@ -121,7 +121,8 @@ def _with_fall_before_effects(findings: Sequence[Finding]) -> list[Finding]:
     signal = _of_kind(findings, NO_SIGNAL)
     if signal is not None and fall.ok is False and ordered.index(signal) < ordered.index(fall):
         ordered.remove(signal)
-        ordered.insert(ordered.index(fall) + 1, signal)
+        effect = signal._replace(advice=f"follow the advice on {fall.code} first; then {signal.advice}")
+        ordered.insert(ordered.index(fall) + 1, effect)
     return ordered
 
 
