@@ -399,6 +399,22 @@ def test_groups_that_a_fall_leaves_without_signal_come_after_it_and_are_not_too_
     assert jump.cause.endswith("or as the policy breaks: the reward falls from step 41 on")
 
 
+@pytest.mark.parametrize("spread", [0.0, 0.1925])
+def test_a_gradient_of_0_is_no_broken_graph_if_the_rewards_of_each_group_are_equal(spread):
+    """Rewards may differ from prompt to prompt. All answers have the length of the cap."""
+    rows = []
+    for step in range(1, 15):
+        reward = 0.1667 if step in (3, 9) else 0.0
+        row = {"step": step, "reward": reward, "reward_std": spread if reward else 0.0, "length": 128.0}
+        rows.append(row | {"grad_norm": 0.0, "learning_rate": 1e-4 * step, "kl": 0.0})
+    told = [finding for finding in log_findings(rows) if finding.ok is False]
+    codes = [finding.code for finding in told]
+    assert ("no-step" in codes) == (spread > 0)
+    assert codes[-2:] == ["truncated", "no-signal"]
+    assert told[-2].cause.startswith("the mean length is 128 tokens, and exactly 128 in 14 of 14 log steps")
+    assert told[-1].cause.endswith("the prompts are too hard, or answers are cut off before their result")
+
+
 LONG = "answers are less than a quarter longer at the end, or better too"
 
 

@@ -49,7 +49,7 @@ def openrlhf(step):
 
 def slime(step):
     """gather_log_data of slime/observability/train_metric_utils.py and train of backends/megatron_utils/model.py."""
-    rollout = {"rollout/raw_reward": 0.1 * step, "rollout/response_lengths": 300.0}
+    rollout = {"rollout/raw_reward": 0.1 * step, "rollout/response_lengths": 300.5}
     lines = [
         f"(Actor pid=3) [2026-08-21 10:00:00] train_metric_utils.py:135 - rollout {step - 1}: {rollout}\n"
     ]

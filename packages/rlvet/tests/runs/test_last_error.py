@@ -68,5 +68,7 @@ def test_a_run_without_a_row_has_its_error_in_the_message(first_line, tmp_path):
 
 def test_an_error_is_shortened(tmp_path):
     file = tmp_path / "train.log"
-    file.write_text(rows(0, 20) + OUT_OF_MEMORY.replace("Tried", 1000 * "x"))
-    assert len(read_log(file).error) == LONGEST_ERROR
+    file.write_text(rows(0, 20) + OUT_OF_MEMORY.replace("Tried", 1000 * "word "))
+    error = read_log(file).error
+    assert LONGEST_ERROR - 5 < len(error) <= LONGEST_ERROR + 2
+    assert error.endswith(" word …")

@@ -67,11 +67,9 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[Finding]:
-        """Faults (``stop`` and ``fix``), causes first; then ``look``, with a plateau as the last; then notes."""
+        """Faults (``stop`` and ``fix``), causes first; then ``look``, from a lost reward to a plateau; then notes."""
         findings = [finding for finding in self.tested if finding.cause]
-        findings.sort(
-            key=lambda finding: (max(SEVERITIES.index(finding.severity), 1), finding.code == "plateau")
-        )
+        findings.sort(key=_place)
         return [finding._replace(advice=self.setup.fill(finding.advice)) for finding in findings]
 
     @property
@@ -445,6 +443,14 @@ class Diagnosis:
             "unread_values": dict(log.unread_values),
             "notes": list(log.notes),
         }
+
+
+def _place(finding: Finding) -> tuple[int, int]:
+    """Return the place of a finding by its severity, and of one that is worth a look by what a user wants to know."""
+    place = max(SEVERITIES.index(finding.severity), 1)
+    if finding.severity != "look":
+        return place, 0
+    return place, {"collapse": -1, "plateau": 1}.get(finding.code, 0)
 
 
 def _enumerate(names: Sequence[str]) -> str:

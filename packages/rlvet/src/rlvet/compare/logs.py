@@ -373,7 +373,8 @@ def compare_logs(a: Sequence[Row], b: Sequence[Row], *, left_out: Collection[str
                 reward = means
     if not parted and not apart and not not_told_apart:
         raise InvalidValue(
-            f"the logs have no metric with {FEWEST_STEPS} common steps; both have {', '.join(short) or 'none'}"
+            f"the logs have no metric with {FEWEST_STEPS} common steps, which are too few to tell a difference from "
+            f"noise; both have {', '.join(short) or 'none'}; `rlvet report A B` draws the two on one page"
         )
     # A sort keeps the order of causes and effects among metrics of one step.
     parted.sort(key=attrgetter("step"))

@@ -45,7 +45,7 @@ def last_error(text: str, has_rows: Callable[[str], bool]) -> str:
         lines = _lines_of_process(text[head.end() : end], head["prefix"])
         if not error or not any(line.startswith(CHAINED) for line in lines):
             error = next(filter(ERROR.match, lines), error)
-    return error[:LONGEST_ERROR]
+    return error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR].rpartition(' ')[0]} …"
 
 
 def _lines_of_process(text: str, prefix: str) -> list[str]:

@@ -361,6 +361,9 @@ FAR_SEQUENCE_WEIGHT = 1.25
 """The same for the weight of a sequence. Its mean is 1 unless weights are truncated or masked, which is a loss of
 gradient: huggingface/trl issue 5814 reports 0.4 to 0.7 where engine and trainer agree, and issue 4772 2.9."""
 
+GROWN = 1.5
+"""Growth of the distance of tokens from which it is told beside the weights of their sequences."""
+
 SEQUENCE_WEIGHTS = Kind(
     code="sequence-weights",
     severity="look",
@@ -370,8 +373,8 @@ SEQUENCE_WEIGHTS = Kind(
         "tokens agree"
     ),
     remedy=(
-        "weight each token by itself, or each sequence by the geometric mean of its tokens{importance weights}; "
-        "otherwise expect a smaller gradient for long answers"
+        "weight each token by itself{importance weights}, in TRL by token_truncate, or each sequence by the geometric "
+        "mean of its tokens, where the trainer has that; else truncated or masked answers lose gradient"
     ),
     evidence=("importance_weight", "mismatch"),
     source="huggingface/trl issues 4772 and 5814",
@@ -405,10 +408,17 @@ def check_weights(case: Case) -> Finding:
     cause = f"the mean importance weight of a sequence is {format_number(weight.last)}"
     distance = course.series("mismatch")
     if distance.values:
-        cause = f"{cause}, while log-probabilities of its tokens differ by {format_number(distance.last)} on average"
+        size = format_number(distance.last)
+        if distance.last > GROWN * distance.first:
+            size = f"{change_text(distance.first, distance.last)}, {TENTHS},"
+        cause = f"{cause}, while log-probabilities of its tokens differ by {size} on average"
     cause = (
         f"{cause}: the weight of a sequence is the product of those of its tokens, so it leaves 1 as answers grow "
         "or engine and trainer part, and truncated or masked weights lose gradient"
     )
-    start = onset(weight, lambda mean: not 1 / FAR_SEQUENCE_WEIGHT <= mean <= FAR_SEQUENCE_WEIGHT)
+
+    def is_far(value: float) -> bool:
+        return not 1 / FAR_SEQUENCE_WEIGHT <= value <= FAR_SEQUENCE_WEIGHT
+
+    start = onset(weight, is_far, is_far)
     return finding.failed(SEQUENCE_WEIGHTS, cause, onset=start, quantities=["importance_weight"])

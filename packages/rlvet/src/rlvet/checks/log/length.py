@@ -253,6 +253,20 @@ def _first_step_above(metric: Series, limit: float, first_row: int) -> float | N
     return None
 
 
+def has_one_length(course: Course) -> bool:
+    """Return whether nearly all log steps have one mean length, as if every answer is cut off.
+
+    >>> [has_one_length(Course([{"step": 1, "length": length}] * 20)) for length in (128.0, 9.5)]
+    [True, False]
+    """
+    lengths = course.series("length").values
+    if not lengths:
+        return False
+    longest = max(lengths)
+    is_cap = longest >= SHORTEST_CAP and longest == int(longest)
+    return is_cap and lengths.count(longest) >= ALWAYS * len(lengths)
+
+
 def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
     """Check that answers are not cut off, by their mean length, if the log has no share of truncated answers.
 
@@ -261,7 +275,7 @@ def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
         known_cap: The cap in the run's configuration; None if it is not known.
     """
     length = course.series("length")
-    if len(length.values) < 2 * FEW_STEPS:
+    if len(length.values) < (FEW_STEPS if has_one_length(course) else 2 * FEW_STEPS):
         return undecided_check("log the share of answers cut off")
     if known_cap:
         return _compare_length_with_cap(course, known_cap)

@@ -52,8 +52,12 @@ def _rewards_differ(course: Course) -> bool:
     dead = course.series("dead").values
     if dead:
         return min(dead) < 1
+    spreads = course.series("reward_std").values
+    if spreads:
+        # Rewards that differ from prompt to prompt, and not within a group, give no gradient.
+        return any(spreads)
     rewards = course.series("reward").values
-    return not rewards or len(set(rewards)) > 1 or any(course.series("reward_std").values)
+    return not rewards or len(set(rewards)) > 1
 
 
 def _has_signal_without_gradient(course: Course) -> bool:

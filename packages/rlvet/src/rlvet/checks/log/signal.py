@@ -21,6 +21,7 @@ from rlvet.checks.course import (
     standard_error,
 )
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.length import has_one_length
 from rlvet.checks.log.movement import check_movement, rows_at_0
 from rlvet.checks.log.results import (
     FEW_STEPS,
@@ -165,7 +166,7 @@ def _check_groups(case: Case) -> Finding:
         return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
     alike = f"all answers of such a {unit} get the same reward{_why_alike(setup)}"
     cause = f"{cause}: {alike}{_reward_without_spread(course)}"
-    return _lost_signal(finding, cause, start, reward, "dead")
+    return _lost_signal(finding, cause, start, course, "dead")
 
 
 def _check_part_of_groups(case: Case) -> Finding | None:
@@ -193,7 +194,7 @@ def _check_part_of_groups(case: Case) -> Finding | None:
             "of such a group is right"
         )
         start = _since_most(shares, error)
-        return _lost_signal(finding, cause, start, course.series("reward"), "reward")
+        return _lost_signal(finding, cause, start, course, "reward")
     return None
 
 
@@ -211,16 +212,17 @@ def _since_most(shares: Series, error: float) -> float | None:
     return onset(shares, lambda share: share > MOST - 2 * noise, lambda share: share > MOST)
 
 
-def _lost_signal(finding: Finding, cause: str, start: float | None, reward: Series, quantity: str) -> Finding:
+def _lost_signal(finding: Finding, cause: str, start: float | None, course: Course, quantity: str) -> Finding:
     """Return the finding on groups that teach nothing, as graver if the reward does not rise.
 
     Args:
         finding: The check, with its figure.
         cause: The sentence on the groups.
         start: The onset.
-        reward: The rewards of the run.
+        course: The metrics of the run.
         quantity: The quantity that shows the groups.
     """
+    reward = course.series("reward")
     later_rewards = reward.values[len(reward.values) // 3 :]
     severity = "fix"
     if len(later_rewards) >= FEWEST_REWARDS:
@@ -235,7 +237,7 @@ def _lost_signal(finding: Finding, cause: str, start: float | None, reward: Seri
             cause = f"{cause}; in the last two thirds of the run, the reward falls {fall}"
         else:
             cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
-    cause = f"{cause}{_why_equal(reward)}"
+    cause = f"{cause}{_why_equal(reward, course)}"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
 
 
@@ -253,7 +255,7 @@ def _reward_without_spread(course: Course) -> str:
     return f"; in {count} of {steps} log steps no group has any spread, with a mean reward of {format_number(reward)}"
 
 
-def _why_equal(reward: Series) -> str:
+def _why_equal(reward: Series, course: Course) -> str:
     """Return a clause on the difficulty of the prompts, if the mean reward shows it; else an empty text."""
     # Only for rewards between 0 and 1 is it known how many answers are right.
     if not reward.values or min(reward.values) < 0 or max(reward.values) > 1:
@@ -267,7 +269,11 @@ def _why_equal(reward: Series) -> str:
     best = largest_mean(reward.values, max(1, len(reward.values) // 10))
     if best > ONCE_RIGHT:
         return f"{text} any more, and {format_number(best)} were in the best tenth of the run"
-    return f"{text}: the prompts are too hard"
+    cut = course.series("cut")
+    is_cut = has_one_length(course) or (bool(cut.values) and fmean(cut.later_half) > MOST)
+    return f"{text}: the prompts are too hard" + (
+        ", or answers are cut off before their result" if is_cut else ""
+    )
 
 
 def _check_spread(case: Case) -> Finding:
@@ -312,7 +318,7 @@ def _check_spread(case: Case) -> Finding:
         elif len(reward.values) >= FEWEST_REWARDS and falls(reward.values):
             words = f"fell {change}"
         cause = f"{cause}; the reward {words}"
-    cause = f"{cause}{_why_equal(reward)}"
+    cause = f"{cause}{_why_equal(reward, course)}"
     severity = "look" if case.of(is_solved) or rose else "fix"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["reward_std"])
 
@@ -345,7 +351,7 @@ def _check_gradient(case: Case) -> Finding | None:
     severity = "look" if is_best else "fix"
     return finding.failed(
         NO_SIGNAL,
-        f"{cause}{_why_equal(rewards)}",
+        f"{cause}{_why_equal(rewards, case.course)}",
         severity=severity,
         onset=start,
         quantities=["grad_norm", "reward"],

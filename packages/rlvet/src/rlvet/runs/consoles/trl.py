@@ -231,7 +231,10 @@ def _steps_of_rows(printed: Sequence[_Printed], trained: Sequence[_Printed], unr
                 f"no row has its step; by the summary at the end, there is one each {by_summary[0]} steps"
             )
         return by_summary
-    if any(one.row.keys().isdisjoint(STEP_KEYS) for one in trained if one.row is not CUT_OFF):
+    # Rows that were printed together at the end, one for each step of the bar.
+    is_one_each = bool(trained) and trained[-1].before == len(trained)
+    has_no_step = any(one.row.keys().isdisjoint(STEP_KEYS) for one in trained if one.row is not CUT_OFF)
+    if has_no_step and not is_one_each:
         unread.remarks.append(STEPS_COUNTED)
     return range(1, len(trained) + 1)
 
