@@ -4,7 +4,7 @@ import pytest
 
 from rlvet import diagnose
 from rlvet.errors import InvalidValue
-from rlvet.runs.last_error import LONGEST_ERROR
+from rlvet.runs.tracebacks import LONGEST_ERROR
 from rlvet.runs.logs import read_log
 
 FRAMES = '  File "train.py", line 3, in <module>\n    train()\n    ^^^^^^^\n'
