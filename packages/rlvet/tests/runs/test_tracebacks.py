@@ -4,8 +4,8 @@ import pytest
 
 from rlvet import diagnose
 from rlvet.errors import InvalidValue
-from rlvet.runs.tracebacks import LONGEST_ERROR
 from rlvet.runs.logs import read_log
+from rlvet.runs.tracebacks import LONGEST_ERROR
 
 FRAMES = '  File "train.py", line 3, in <module>\n    train()\n    ^^^^^^^\n'
 OUT_OF_MEMORY = (

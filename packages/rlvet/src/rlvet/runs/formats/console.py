@@ -13,9 +13,9 @@ from rlvet.runs.formats._format import Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.csv_table import read_table
 from rlvet.runs.formats.json_lines import read_json_lines
 from rlvet.runs.formats.json_object import read_json
-from rlvet.runs.tracebacks import last_error
 from rlvet.runs.lookalikes import count_lookalikes
 from rlvet.runs.tables import Rows, table_rows
+from rlvet.runs.tracebacks import last_error
 from rlvet.runs.unread import Unread
 
 CONFIGURATIONS = (".py", ".sh", ".toml", ".yaml", ".yml")
