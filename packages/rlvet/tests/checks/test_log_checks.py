@@ -399,6 +399,28 @@ def test_groups_that_a_fall_leaves_without_signal_come_after_it_and_are_not_too_
     assert jump.cause.endswith("or as the policy breaks: the reward falls from step 41 on")
 
 
+def test_a_jump_in_a_fall_is_no_change_of_prompts_and_what_follows_the_fall_leads_to_it():
+    """The policy becomes random, so that lengths jump when most of the reward is gone already."""
+    draw = random.Random(2)
+    rows = []
+    for step in range(1, 81):
+        is_lost = step > 55
+        reward = 0.85 if step <= 45 else 0.85 - 0.08 * (step - 45)
+        rows.append(
+            {
+                "step": step,
+                "reward": max(0.01 * draw.random(), reward + 0.02 * draw.random()),
+                "length": 512.0 - draw.random() if is_lost else 250 + 20 * draw.random(),
+                "entropy": 4 + draw.random() if is_lost else 0.15 + 0.02 * draw.random(),
+            }
+        )
+    findings = log_findings(rows)
+    told = {finding.code: finding for finding in findings if finding.cause}
+    assert "data-change" not in told
+    assert told["collapse"].onset < told["entropy-rise"].onset
+    assert told["entropy-rise"].advice.startswith("look at collapse first, which began before; lower ")
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.1925])
 def test_a_gradient_of_0_is_no_broken_graph_if_the_rewards_of_each_group_are_equal(spread):
     """Rewards may differ from prompt to prompt. All answers have the length of the cap."""

@@ -169,6 +169,8 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Fi
     first = rows[0]["step"]
     early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
     broken_from = _first_onset(findings, rows)
+    fall = _of_kind(findings, COLLAPSE)
+    lost_from = math.inf if fall is None or fall.ok is not False or fall.onset is None else fall.onset
     result = []
     faults: list[Finding] = []
     for finding in findings:
@@ -178,6 +180,12 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Fi
             if step > early_end:
                 resumption = kind.resumption(f"before step {format_step(step)}")
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
+        may_be_effect = finding.ok is False and (finding.onset or 0.0) > lost_from
+        # Of lost signal and cut answers it is said already.
+        if may_be_effect and COLLAPSE.code not in finding.advice:
+            finding = finding._replace(
+                advice=f"look at {COLLAPSE.code} first, which began before; {finding.advice}"
+            )
         if kind is COLLAPSE and faults:
             finding = finding._replace(advice=f"{_relation_to_faults(finding, faults)}; {finding.advice}")
         if finding.ok is False:
@@ -191,9 +199,10 @@ def _with_cost(finding: Finding, rows: CompactRows, are_steps_counted: bool) -> 
     if not finding.cause or finding.onset is None:
         return finding
     steps = rows.column("step")
-    # A death from which the run came back has an end.
-    has_ended = finding.kind is RUN_DIED and finding.steps is not None
-    last = finding.steps[1] if has_ended else steps[-1]
+    last = steps[-1]
+    if finding.kind is RUN_DIED and finding.steps is not None:
+        # The run may have come back.
+        last = finding.steps[1]
     times = [*rows.values("step_time", 0.0)]
     seconds = sum(time for step, time in zip(steps, times, strict=True) if finding.onset <= step <= last)
     total_seconds = sum(times)

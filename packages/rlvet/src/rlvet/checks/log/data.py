@@ -5,7 +5,7 @@ from __future__ import annotations
 from rlvet._numbers import format_step
 from rlvet.checks.course import Case, find_jump
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import change_text, lacks_rows
+from rlvet.checks.log.results import change_text, lacks_rows, undecided_check
 from rlvet.checks.log.reward import check_fall
 from rlvet.checks.registry import LOGS
 
@@ -62,5 +62,7 @@ def check_data(case: Case) -> Finding:
     cause = f"at step {step:.0f}, {changes}, all at once, as when the prompts, the reward or a setting change"
     fall = case.of(check_fall)
     if fall.cause and fall.onset is not None and fall.onset <= step:
+        if sum(fall.onset <= row["step"] < step for row in course.rows) > NEAR_ROWS:
+            return undecided_check("they jump in a fall of the reward that began before")
         cause = f"{cause}, or as the policy breaks: the reward falls from step {format_step(fall.onset)} on"
     return finding.failed(DATA_CHANGE, cause, onset=step, quantities=[*simultaneous])
