@@ -3,6 +3,7 @@
 import math
 import os
 import random
+import re
 import time
 from pathlib import Path
 
@@ -392,11 +393,27 @@ def test_groups_that_a_fall_leaves_without_signal_come_after_it_and_are_not_too_
     findings = log_findings(rows)
     told = [finding for finding in findings if finding.ok is False]
     assert [finding.code for finding in told] == ["collapse", "no-signal"]
-    assert "nearly no answer is right any more, and 0.8" in told[1].cause
+    assert "nearly no answer is right any more: it was 0.8" in told[1].cause
     assert "too hard" not in told[1].cause
     assert told[1].advice.startswith("follow the advice on collapse first; then read one such group")
     (jump,) = [finding for finding in findings if finding.code == "data-change"]
     assert jump.cause.endswith("or as the policy breaks: the reward falls from step 41 on")
+
+
+def test_what_changed_as_a_fall_began_and_came_back_is_told():
+    """Answers shrink to a few tokens as the reward is lost, and are long again at the end, without a reward."""
+    draw = random.Random(8)
+    rows = []
+    for step in range(1, 81):
+        is_lost = step > 20
+        length = 4 if 20 < step <= 50 else 200
+        reward = 0.02 * draw.random() if is_lost else 0.85 + 0.03 * draw.random()
+        rows.append(
+            {"step": step, "reward": reward, "completions/mean_length": length + draw.random(), "kl": 0.1}
+        )
+    (fall,) = [finding for finding in log_findings(rows) if finding.code == "collapse"]
+    clause = r"; as it began, completions/mean_length was 4\.\d+, where it was 20[01] before and is 20[01] at the end$"
+    assert re.search(clause, fall.cause)
 
 
 def test_a_jump_in_a_fall_is_no_change_of_prompts_and_what_follows_the_fall_leads_to_it():

@@ -23,6 +23,7 @@ def output(path, head, rows=ROWS):
         ("INFO train: rho=5.00, seed=42\n", {"rho": "5.00", "seed": "42"}),
         ("Num examples = 7,473\nadq: False | beta: 1e-3\n", {"adq": "False", "beta": "1e-3"}),
         ("lam=0.1\nlam=0.2\nmu=3\n", {"mu": "3"}),
+        ("max_steps=200 step: 3 total=7\n", {"max_steps": "200"}),
         ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),
         ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
     ],

@@ -24,7 +24,8 @@ PAIR = re.compile(
 """A name with a number or a truth value: ``rho=0.70``, ``seed: 42``."""
 
 NO_SETTING = re.compile(
-    r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|total|loss|step)s?($|_)"
+    r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?)s?($|_)"
+    r"|^(global_)?(steps?|loss|total)$"
 )
 """Names of what differs between any two runs."""
 

@@ -39,9 +39,10 @@ def last_error(text: str, has_rows: Callable[[str], bool]) -> str:
     heads = [*TRACEBACK.finditer(text)][-MOST_TRACEBACKS:]
     for number in reversed(range(len(heads))):
         head = heads[number]
-        if has_rows(text[head.end() :]):
-            break
         end = heads[number + 1].start() if number + 1 < len(heads) else len(text)
+        # After the next traceback there is none, or this one would not be reached.
+        if has_rows(text[head.end() : end]):
+            break
         lines = _lines_of_process(text[head.end() : end], head["prefix"])
         if not error or not any(line.startswith(CHAINED) for line in lines):
             error = next(filter(ERROR.match, lines), error)

@@ -49,18 +49,19 @@ def check_data(case: Case) -> Finding:
         if jump is not None and jump.errors > JUMP_ERRORS:
             jumps[name] = jump
     finding = Finding("ok", True, "", len(jumps), None, len(course.rows), measure="quantities with a jump")
+    fall = case.of(check_fall)
     if "reward" not in jumps or "length" not in jumps:
-        return finding
+        # A level that is lost and comes back is no jump, but none that stays either.
+        return undecided_check("the reward falls") if fall.cause else finding
     row = jumps["length"].row
     simultaneous = {name: jump for name, jump in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
     if "reward" not in simultaneous:
-        return finding
+        return undecided_check("the reward falls") if fall.cause else finding
     step = course.series("length").steps[row]
     changes = ", ".join(
         f"{name} {change_text(jump.before, jump.after)}" for name, jump in simultaneous.items()
     )
     cause = f"at step {step:.0f}, {changes}, all at once, as when the prompts, the reward or a setting change"
-    fall = case.of(check_fall)
     if fall.cause and fall.onset is not None and fall.onset <= step:
         if sum(fall.onset <= row["step"] < step for row in course.rows) > NEAR_ROWS:
             return undecided_check("they jump in a fall of the reward that began before")

@@ -171,6 +171,9 @@ COMPARED_AT_A_FALL = (
 )
 """A pattern for the names of the metrics that are compared before and after a fall of the reward."""
 
+PASSING = 3.0
+"""Ratio of the mean of a metric as a fall begins to those before and at the end, from which it is told."""
+
 CHANGED = 1.2
 """Ratio of the means of a metric before and after a fall from which a sure change is named."""
 
@@ -292,6 +295,8 @@ def check_fall(case: Case) -> Finding:
     floor = case.of(check_constant_reward)
     if floor.onset is not None and floor.onset > after_best.steps[0]:
         start = min(start, floor.onset)
+    row = reward.steps.index(start)
+    cause = f"{cause}{_changed_for_a_while(course, slice(first_row, first_row + len(rows_of_blocks[best])), row, size)}"
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
@@ -354,6 +359,9 @@ def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[f
         values = course.series(name).values
         if not re.search(COMPARED_AT_A_FALL, name) or len(values) != rows:
             continue
+        # A mean of a few steps with a gradient among others without one says little.
+        if name.endswith("grad_norm") and values.count(0) > rows / 2:
+            continue
         parts = blocks(values, count)
         before, after = fmean(parts[best]), fmean(parts[-1])
         smaller, larger = sorted((abs(before), abs(after)))
@@ -366,6 +374,36 @@ def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[f
             ratios[name] = ratio
     most = sorted(means, key=lambda name: ratios[name], reverse=True)[:MOST_CHANGED]
     return {name: means[name] for name in most}
+
+
+def _changed_for_a_while(course: Course, best: slice, row: int, count: int) -> str:
+    """Return a clause on a metric that changed most as a fall of the reward began, and came back; empty without one.
+
+    Args:
+        course: The metrics of the run.
+        best: The rows of the best part, before the fall.
+        row: The row at which the fall begins.
+        count: The number of rows from there on, and at the end, of which the mean is taken.
+    """
+    rows = len(course.series("reward").values)
+    largest = PASSING
+    clause = ""
+    for name in course.names:
+        values = course.series(name).values
+        if not re.search(COMPARED_AT_A_FALL, name) or len(values) != rows or row + count > rows - count:
+            continue
+        before, within, after = (
+            fmean(values[part]) for part in (best, slice(row, row + count), slice(-count, None))
+        )
+        ratios = [(max(within, other) + 0.01) / (min(within, other) + 0.01) for other in (before, after)]
+        has_come_back = (within - before) * (within - after) > 0
+        if has_come_back and min(within, before, after) >= 0 and min(ratios) > largest:
+            largest = min(ratios)
+            clause = (
+                f"; as it began, {name} was {format_number(within)}, where it was {format_number(before)} before "
+                f"and is {format_number(after)} at the end"
+            )
+    return clause
 
 
 def _usual_change(values: Sequence[float]) -> float:

@@ -14,11 +14,11 @@ from rlvet.checks.course import (
     Series,
     end_means,
     falls,
-    largest_mean,
     onset,
     rise_in_errors,
     rises,
     standard_error,
+    tenths,
 )
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.length import has_one_length
@@ -261,14 +261,15 @@ def _why_equal(reward: Series, course: Course) -> str:
     if not reward.values or min(reward.values) < 0 or max(reward.values) > 1:
         return ""
     mean = fmean(reward.later_half)
+    given = f". With a mean reward of {format_number(mean)} in the later half"
     if mean >= EASY:
-        return f". With a mean reward of {format_number(mean)}, nearly all answers are right: the prompts are too easy"
+        return f"{given}, nearly all answers are right: the prompts are too easy"
     if mean > HARD:
         return ""
-    text = f". With a mean reward of {format_number(mean)}, nearly no answer is right"
-    best = largest_mean(reward.values, max(1, len(reward.values) // 10))
+    text = f"{given}, nearly no answer is right"
+    best = max(tenths(reward.values))
     if best > ONCE_RIGHT:
-        return f"{text} any more, and {format_number(best)} were in the best tenth of the run"
+        return f"{text} any more: it was {format_number(best)} in the best tenth of the run"
     cut = course.series("cut")
     is_cut = has_one_length(course) or (bool(cut.values) and fmean(cut.later_half) > MOST)
     return f"{text}: the prompts are too hard" + (
