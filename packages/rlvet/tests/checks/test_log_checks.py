@@ -438,6 +438,13 @@ def test_a_jump_in_a_fall_is_no_change_of_prompts_and_what_follows_the_fall_lead
     assert told["entropy-rise"].advice.startswith("look at collapse first, which began before; lower ")
 
 
+@pytest.mark.parametrize("steps", [8, 9, 10])
+def test_of_a_few_steps_without_a_right_answer_the_prompts_are_too_hard(steps):
+    rows = [{"step": step, "reward": 0.01 * (step % 2), "dead": 1.0} for step in range(1, steps + 1)]
+    (signal,) = [finding for finding in log_findings(rows) if finding.code == "no-signal"]
+    assert signal.cause.endswith("nearly no answer is right: the prompts are too hard")
+
+
 @pytest.mark.parametrize("spread", [0.0, 0.1925])
 def test_a_gradient_of_0_is_no_broken_graph_if_the_rewards_of_each_group_are_equal(spread):
     """Rewards may differ from prompt to prompt. All answers have the length of the cap."""

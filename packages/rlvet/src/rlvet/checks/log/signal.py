@@ -12,13 +12,13 @@ from rlvet.checks.course import (
     Case,
     Course,
     Series,
+    blocks,
     end_means,
     falls,
     onset,
     rise_in_errors,
     rises,
     standard_error,
-    tenths,
 )
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.length import has_one_length
@@ -267,7 +267,7 @@ def _why_equal(reward: Series, course: Course) -> str:
     if mean > HARD:
         return ""
     text = f"{given}, nearly no answer is right"
-    best = max(tenths(reward.values))
+    best = max(fmean(block) for block in blocks(reward.values, min(10, len(reward.values))))
     if best > ONCE_RIGHT:
         return f"{text} any more: it was {format_number(best)} in the best tenth of the run"
     cut = course.series("cut")
