@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
@@ -238,7 +238,7 @@ COLLAPSE = Kind(
 def check_fall(case: Case) -> Finding:
     """Check that the last tenth of a run keeps most of the reward of the best tenth, and that there is no steady fall.
 
-    The finding names the metrics that have doubled or halved by then. A log does not show whether they are the cause.
+    The finding names the metrics that changed most with it. A log does not show whether they are the cause.
     """
     course = case.course
     reward = course.series("reward")
@@ -284,9 +284,8 @@ def check_fall(case: Case) -> Finding:
         return undecided_check("a fall is not sure in its noise") if is_nearly_lost else finding
 
     changed = _changed_metrics(course, count, best)
-    changes = [f"reward {change_text(means[best], means[-1])}"]
-    changes += [f"{name} {change_text(before, after)}" for name, (before, after) in changed.items()]
-    cause = f"{', '.join(changes)}, from the best {_block_name(count)} to the last"
+    changes = _describe_changes({"reward": (means[best], means[-1]), **changed})
+    cause = f"{changes}, from the best {_block_name(count)} to the last"
     if not is_lost:
         manner = ", in a steady fall" if is_steady else ""
         cause = f"{cause}: {format_share(loss / height)} of it is lost{manner}"
@@ -295,8 +294,8 @@ def check_fall(case: Case) -> Finding:
     floor = case.of(check_constant_reward)
     if floor.onset is not None and floor.onset > after_best.steps[0]:
         start = min(start, floor.onset)
-    row = reward.steps.index(start)
-    cause = f"{cause}{_changed_for_a_while(course, slice(first_row, first_row + len(rows_of_blocks[best])), row, size)}"
+    rows_of_best = slice(first_row, first_row + len(rows_of_blocks[best]))
+    cause = f"{cause}{_changed_for_a_while(course, rows_of_best, reward.steps.index(start), size)}"
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
@@ -320,9 +319,8 @@ def _check_thirds(finding: Finding, course: Course, step_noise: float) -> Findin
     if loss < STANDARD_ERRORS * noise:
         return None
     changed = _changed_metrics(course, 3, 0)
-    changes = [f"reward {change_text(before, after)}"]
-    changes += [f"{name} {change_text(*means)}" for name, means in changed.items()]
-    cause = f"{', '.join(changes)}, {THIRDS}: {format_share(loss / height)} of it is lost"
+    changes = _describe_changes({"reward": (before, after), **changed})
+    cause = f"{changes}, {THIRDS}: {format_share(loss / height)} of it is lost"
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     start = reward.steps[_first_row_of_lower_level(reward.values)]
     return finding.failed(COLLAPSE, cause, severity="look", onset=start, quantities=quantities)
@@ -342,6 +340,25 @@ def _first_row_of_lower_level(values: Sequence[float]) -> int:
     return explained.index(max(explained)) + 1
 
 
+def _describe_changes(means: Mapping[str, tuple[float, float]]) -> str:
+    """Return the means of metrics before and after a fall of the reward, as text."""
+    return ", ".join(f"{name} {change_text(before, after)}" for name, (before, after) in means.items())
+
+
+def _compared_metrics(course: Course) -> dict[str, Sequence[float]]:
+    """Return the values of the metrics that are compared at a fall of the reward, those with a value in each row."""
+    rows = len(course.series("reward").values)
+    names = (name for name in course.names if re.search(COMPARED_AT_A_FALL, name))
+    metrics = {name: course.series(name).values for name in names}
+    return {name: values for name, values in metrics.items() if len(values) == rows}
+
+
+def _ratio(mean: float, other: float) -> float:
+    """Return the ratio of the larger of two means to the smaller; near 1 if both are near 0."""
+    smaller, larger = sorted((abs(mean), abs(other)))
+    return (larger + 0.01) / (smaller + 0.01)
+
+
 def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[float, float]]:
     """Return the metrics that changed most with a fall of the reward, with their means before and after it.
 
@@ -352,20 +369,15 @@ def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[f
         count: The number of blocks of the run.
         best: The block with the best reward, before the fall.
     """
-    rows = len(course.series("reward").values)
     means: dict[str, tuple[float, float]] = {}
     ratios: dict[str, float] = {}
-    for name in course.names:
-        values = course.series(name).values
-        if not re.search(COMPARED_AT_A_FALL, name) or len(values) != rows:
-            continue
+    for name, values in _compared_metrics(course).items():
         # A mean of a few steps with a gradient among others without one says little.
-        if name.endswith("grad_norm") and values.count(0) > rows / 2:
+        if name.endswith("grad_norm") and values.count(0) > len(values) / 2:
             continue
         parts = blocks(values, count)
         before, after = fmean(parts[best]), fmean(parts[-1])
-        smaller, larger = sorted((abs(before), abs(after)))
-        ratio = (larger + 0.01) / (smaller + 0.01)
+        ratio = _ratio(before, after)
         error = math.hypot(standard_error(parts[best]), standard_error(parts[-1]))
         has_surely_changed = ratio > CHANGED and abs(after - before) > STANDARD_ERRORS * error
         # Two names of one metric have the same values.
@@ -385,20 +397,18 @@ def _changed_for_a_while(course: Course, best: slice, row: int, count: int) -> s
         row: The row at which the fall begins.
         count: The number of rows from there on, and at the end, of which the mean is taken.
     """
-    rows = len(course.series("reward").values)
     largest = PASSING
     clause = ""
-    for name in course.names:
-        values = course.series(name).values
-        if not re.search(COMPARED_AT_A_FALL, name) or len(values) != rows or row + count > rows - count:
+    for name, values in _compared_metrics(course).items():
+        if row + count > len(values) - count:
             continue
-        before, within, after = (
-            fmean(values[part]) for part in (best, slice(row, row + count), slice(-count, None))
-        )
-        ratios = [(max(within, other) + 0.01) / (min(within, other) + 0.01) for other in (before, after)]
+        before = fmean(values[best])
+        within = fmean(values[row : row + count])
+        after = fmean(values[-count:])
+        ratio = min(_ratio(within, before), _ratio(within, after))
         has_come_back = (within - before) * (within - after) > 0
-        if has_come_back and min(within, before, after) >= 0 and min(ratios) > largest:
-            largest = min(ratios)
+        if has_come_back and min(within, before, after) >= 0 and ratio > largest:
+            largest = ratio
             clause = (
                 f"; as it began, {name} was {format_number(within)}, where it was {format_number(before)} before "
                 f"and is {format_number(after)} at the end"
