@@ -209,12 +209,53 @@ def test_numbers_that_are_lost_after_large_steps_are_not_the_first_cause(lost_at
     assert found_codes[: len(codes)] == codes
 
 
-@pytest.mark.parametrize(("first", "clause"), [(60, "which may be its cause"), (170, "only after it began")])
-def test_a_fault_that_begins_after_the_fall_is_not_called_its_cause(first, clause):
-    rows = falling(0.4, 0.6, kl=lambda step: 0.01 if step < first else 3.0)
+def test_a_fault_before_the_fall_may_be_its_cause():
+    rows = falling(0.4, 0.6, kl=lambda step: 0.01 if step < 60 else 3.0)
     diagnosis = diagnose_rows(rows)
     assert [finding.code for finding in diagnosis.findings] == ["kl-drift", "collapse"]
-    assert clause in found(diagnosis, "collapse").advice
+    assert found(diagnosis, "collapse").advice.startswith(
+        "look at the faults above first, which may be its cause"
+    )
+
+
+def test_a_fault_after_the_fall_comes_after_it_and_is_not_called_its_cause():
+    rows = falling(0.4, 0.6, kl=lambda step: 0.01 if step < 170 else 3.0)
+    diagnosis = diagnose_rows(rows)
+    assert [finding.code for finding in diagnosis.findings] == ["collapse", "kl-drift"]
+    assert found(diagnosis, "collapse").advice.startswith("no check found anything that began before it")
+    assert found(diagnosis, "kl-drift").advice.startswith("look at collapse first, which began before")
+
+
+def test_a_fault_after_a_partial_loss_is_told_before_it_and_not_called_its_cause():
+    """A loss of less than half is worth a look, and faults are told before what is."""
+    rows = falling(0.4, 0.6, bottom=0.3, kl=lambda step: 0.01 if step < 170 else 3.0)
+    diagnosis = diagnose_rows(rows)
+    assert [finding.code for finding in diagnosis.findings] == ["kl-drift", "collapse"]
+    advice = found(diagnosis, "collapse").advice
+    assert advice.startswith(
+        "the faults above passed their limits only after it began; no check found anything that began before it"
+    )
+
+
+def test_a_remark_before_the_fall_is_no_lack_of_a_cause():
+    rows = falling(0.4, 0.6, clip_fraction=lambda step: 0.6 if step > 20 else 0.01)
+    diagnosis = diagnose_rows(rows)
+    fall = found(diagnosis, "collapse")
+    others = [finding for finding in diagnosis.findings if finding.code != "collapse"]
+    assert others, "the log needs another finding"
+    assert all(finding.onset is None or finding.onset <= fall.onset for finding in others)
+    assert "no check found" not in fall.advice
+
+
+def test_groups_of_right_answers_are_not_dated_with_those_of_a_lost_reward():
+    rows = falling(0.4, 0.5, top=0.9, bottom=0.05, noise=0.01, dead=lambda step: 0.7 if step < 100 else 0.98)
+    signal = found(diagnose_rows(rows), "no-signal")
+    assert 90 <= signal.onset <= 105
+    before = [row["reward"] for row in rows if row["step"] < signal.onset]
+    said = re.search(
+        r"most groups had equal rewards before too, with a mean reward of ([\d.]+)", signal.cause
+    )
+    assert float(said[1]) == pytest.approx(sum(before) / len(before), abs=0.02)
 
 
 @pytest.mark.parametrize("seed", range(8))

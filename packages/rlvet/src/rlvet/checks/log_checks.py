@@ -106,24 +106,37 @@ def _with_lost_signal_last(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _with_fall_before_effects(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with the fall of the reward before what follows from it.
-
-    That is the floor to which the reward fell, and groups whose rewards are equal as the run lost them.
-    """
+    """Return the findings with the fall of the reward before what follows from it."""
     fall = _of_kind(findings, COLLAPSE)
-    if fall is None or fall.onset is None:
+    if fall is None:
         return list(findings)
-    ordered = list(findings)
-    floor = _of_kind(findings, REWARD_FLAT)
-    if floor is not None and floor.onset is not None and fall.onset <= floor.onset:
-        ordered.remove(fall)
-        ordered.insert(ordered.index(floor), fall)
-    signal = _of_kind(findings, NO_SIGNAL)
-    if signal is not None and fall.ok is False and ordered.index(signal) < ordered.index(fall):
-        ordered.remove(signal)
-        effect = signal._replace(advice=f"follow the advice on {fall.code} first; then {signal.advice}")
-        ordered.insert(ordered.index(fall) + 1, effect)
-    return ordered
+    position = findings.index(fall)
+    before, effects = [], []
+    for finding in findings[:position]:
+        if not _is_effect_of_fall(finding, fall):
+            before.append(finding)
+        elif finding.kind is NO_SIGNAL:
+            advice = f"follow the advice on {fall.code} first; then {finding.advice}"
+            effects.append(finding._replace(advice=advice))
+        else:
+            effects.append(finding)
+    return [*before, fall, *effects, *findings[position + 1 :]]
+
+
+def _is_effect_of_fall(finding: Finding, fall: Finding) -> bool:
+    """Return whether a finding follows from a fall of the reward.
+
+    That is the floor to which the reward fell, groups whose rewards are equal as the run lost most of them, and any
+    fault that began after such a loss.
+    """
+    is_large = fall.ok is False
+    if finding.kind is NO_SIGNAL:
+        return is_large
+    if finding.onset is None or fall.onset is None:
+        return False
+    if finding.kind is REWARD_FLAT:
+        return fall.onset <= finding.onset
+    return is_large and fall.onset < finding.onset
 
 
 EARLY_SHARE = 0.1
@@ -156,12 +169,28 @@ def _first_onset(findings: Sequence[Finding], rows: CompactRows) -> float:
     return min([first, *jumps])
 
 
-def _relation_to_faults(fall: Finding, faults: Sequence[Finding]) -> str:
-    """Return a clause on whether faults may be the cause of a fall of the reward, which none is that began after it."""
+def _with_cause_of_fall(fall: Finding, findings: Sequence[Finding], faults: Sequence[Finding]) -> Finding:
+    """Return a fall of the reward with advice on what may be its cause, which nothing is that began after it.
+
+    Args:
+        fall: The finding.
+        findings: All findings.
+        faults: The faults that are told before it.
+    """
     start = math.inf if fall.onset is None else fall.onset
     if any(fault.onset is None or fault.onset <= start for fault in faults):
-        return "look at the faults above first, which may be its cause"
-    return "the faults above passed their limits only after it began"
+        return fall._replace(advice=f"look at the faults above first, which may be its cause; {fall.advice}")
+    others = [
+        other
+        for other in findings
+        if other.cause and other.severity != "note" and other.kind is not fall.kind
+    ]
+    clauses = [fall.advice]
+    if all(other.onset is not None and other.onset > start for other in others):
+        clauses.insert(0, "no check found anything that began before it, so no cause is known")
+    if faults:
+        clauses.insert(0, "the faults above passed their limits only after it began")
+    return fall._replace(advice="; ".join(clauses))
 
 
 def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Finding]:
@@ -186,8 +215,8 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Fi
             finding = finding._replace(
                 advice=f"look at {COLLAPSE.code} first, which began before; {finding.advice}"
             )
-        if kind is COLLAPSE and faults:
-            finding = finding._replace(advice=f"{_relation_to_faults(finding, faults)}; {finding.advice}")
+        if kind is COLLAPSE:
+            finding = _with_cause_of_fall(finding, findings, faults)
         if finding.ok is False:
             faults.append(finding)
         result.append(finding)

@@ -217,7 +217,7 @@ COLLAPSE = Kind(
     ),
     remedy=(
         "read answers from before and after the fall with their rewards, and check what else changed at that "
-        "step"
+        "step; if neither shows a cause, try a lower learning rate"
     ),
     resume=";",
     is_in_the_weights=True,

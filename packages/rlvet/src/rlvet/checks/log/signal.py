@@ -132,7 +132,7 @@ def _check_groups(case: Case) -> Finding:
     measure = "share of groups with equal rewards in the later half"
     part = "in the later half of the run"
     finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
-    start = _since_most(shares, error)
+    start = _since_most(shares)
     last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
@@ -166,7 +166,7 @@ def _check_groups(case: Case) -> Finding:
         return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
     alike = f"all answers of such a {unit} get the same reward{_why_alike(setup)}"
     cause = f"{cause}: {alike}{_reward_without_spread(course)}"
-    return _lost_signal(finding, cause, start, course, "dead")
+    return _lost_signal(finding, cause, shares, course, "dead")
 
 
 def _check_part_of_groups(case: Case) -> Finding | None:
@@ -193,36 +193,35 @@ def _check_part_of_groups(case: Case) -> Finding | None:
             f"{at_least}{format_share(mean)} of groups teach nothing in the later half of the run, by {key}: no answer "
             "of such a group is right"
         )
-        start = _since_most(shares, error)
-        return _lost_signal(finding, cause, start, course, "reward")
+        return _lost_signal(finding, cause, shares, course, "reward")
     return None
 
 
-def _since_most(shares: Series, error: float) -> float | None:
+def _since_most(shares: Series) -> float | None:
     """Return the step from which on most groups have equal rewards.
 
     Args:
         shares: The share of these groups.
-        error: The standard error of its mean over the later half.
     """
     # The shares of single steps are noisy, so the means in which the onset is searched may be below the limit by
     # chance.
     window = max(1, len(shares.values) // 20)
-    noise = error * math.sqrt(len(shares.later_half) / window)
+    noise = standard_error(shares.later_half) * math.sqrt(len(shares.later_half) / window)
     return onset(shares, lambda share: share > MOST - 2 * noise, lambda share: share > MOST)
 
 
-def _lost_signal(finding: Finding, cause: str, start: float | None, course: Course, quantity: str) -> Finding:
+def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, quantity: str) -> Finding:
     """Return the finding on groups that teach nothing, as graver if the reward does not rise.
 
     Args:
         finding: The check, with its figure.
         cause: The sentence on the groups.
-        start: The onset.
+        shares: The share of these groups.
         course: The metrics of the run.
         quantity: The quantity that shows the groups.
     """
     reward = course.series("reward")
+    start = _since_most(shares)
     later_rewards = reward.values[len(reward.values) // 3 :]
     severity = "fix"
     if len(later_rewards) >= FEWEST_REWARDS:
@@ -238,7 +237,42 @@ def _lost_signal(finding: Finding, cause: str, start: float | None, course: Cour
         else:
             cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
     cause = f"{cause}{_why_equal(reward, course)}"
+    lost_from = _since_lost(shares, reward)
+    if start is not None and lost_from is not None:
+        before = [value for step, value in reward.points if start <= step < lost_from]
+        if before and fmean(before) > MOST:
+            mean = format_number(fmean(before))
+            cause = f"{cause}; most groups had equal rewards before too, with a mean reward of {mean}"
+            start = lost_from
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
+
+
+def _since_lost(shares: Series, reward: Series) -> float | None:
+    """Return the first step at which most groups have equal rewards because right answers were lost; else None.
+
+    Before it, most of them may have had equal rewards because most answers were right.
+    """
+    if not _is_lost(reward):
+        return None
+    low_from = onset(reward, lambda mean: mean <= ONCE_RIGHT)
+    if low_from is None:
+        return None
+    return next((step for step, share in shares.points if step >= low_from and share > MOST), None)
+
+
+def _is_lost(reward: Series) -> bool:
+    """Return whether nearly no answer is right in the later half, and some were before.
+
+    Only of rewards between 0 and 1 is it known how many answers are right.
+    """
+    if not reward.values or min(reward.values) < 0 or max(reward.values) > 1:
+        return False
+    return fmean(reward.later_half) <= HARD and _best_mean(reward) > ONCE_RIGHT
+
+
+def _best_mean(reward: Series) -> float:
+    """Return the mean reward of the best tenth of the run."""
+    return max(fmean(block) for block in blocks(reward.values, min(10, len(reward.values))))
 
 
 def _reward_without_spread(course: Course) -> str:
@@ -267,9 +301,8 @@ def _why_equal(reward: Series, course: Course) -> str:
     if mean > HARD:
         return ""
     text = f"{given}, nearly no answer is right"
-    best = max(fmean(block) for block in blocks(reward.values, min(10, len(reward.values))))
-    if best > ONCE_RIGHT:
-        return f"{text} any more: it was {format_number(best)} in the best tenth of the run"
+    if _is_lost(reward):
+        return f"{text} any more: it was {format_number(_best_mean(reward))} in the best tenth of the run"
     cut = course.series("cut")
     is_cut = has_one_length(course) or (bool(cut.values) and fmean(cut.later_half) > MOST)
     return f"{text}: the prompts are too hard" + (
