@@ -98,7 +98,7 @@ def _diagnose_log(run: Run) -> Diagnosis:
     log = run.log
     findings = []
     if not log.unjudged:
-        findings = log_findings(log.rows, run.setup, are_steps_counted=log.are_steps_counted)
+        findings = log_findings(log.rows, run.setup, are_steps_counted=log.are_steps_counted, saved=log.saved)
     configuration = run.configuration
     if configuration is not None and configuration.framework != run.setup.framework:
         # A configuration of a framework that did not write the log belongs to another run.

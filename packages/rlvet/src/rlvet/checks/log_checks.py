@@ -24,13 +24,18 @@ from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
 from rlvet.lint.learning_rate import LARGEST_RATE_LORA, describe_high_rate, largest_rate
+from rlvet.runs.checkpoints import describe_saved
 from rlvet.runs.compact_rows import CompactRows
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
 
 
 def log_findings(
-    rows: Sequence[Row], setup: Setup | None = None, *, are_steps_counted: bool = False
+    rows: Sequence[Row],
+    setup: Setup | None = None,
+    *,
+    are_steps_counted: bool = False,
+    saved: Sequence[int] = (),
 ) -> list[Finding]:
     """Check the metrics of a run.
 
@@ -38,6 +43,7 @@ def log_findings(
         rows: The log, one row per log step, as `rlvet.runs.logs.read_log` returns it.
         setup: The framework, method and settings of the run, as far as they are known.
         are_steps_counted: Whether a step is the number of a row, which may stand for several; times are then unknown.
+        saved: The steps of the checkpoints of which it is known that they were saved.
 
     Returns:
         The result of each check, passed or failed, with the related settings of the run. Checks for a cause come before
@@ -51,7 +57,7 @@ def log_findings(
     findings = _with_fall_before_effects(_with_lost_signal_last(findings))
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
-    findings = _with_full_advice(findings, case.course.rows)
+    findings = _with_full_advice(findings, case.course.rows, saved)
     findings = [_with_cost(finding, case.course.rows, are_steps_counted) for finding in findings]
     findings = [_with_usual_rate(finding, setup) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
@@ -193,7 +199,7 @@ def _with_cause_of_fall(fall: Finding, findings: Sequence[Finding], faults: Sequ
     return fall._replace(advice="; ".join(clauses))
 
 
-def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Finding]:
+def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Sequence[int]) -> list[Finding]:
     """Return the findings with the parts of their advice that depend on the onsets and on the findings before them."""
     first = rows[0]["step"]
     early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
@@ -207,7 +213,8 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows) -> list[Fi
         if kind is not None and finding.onset is not None:
             step = min(finding.onset, broken_from)
             if step > early_end:
-                resumption = kind.resumption(f"before step {format_step(step)}")
+                checkpoint = f"before step {format_step(step)}{describe_saved(saved, step)}"
+                resumption = kind.resumption(checkpoint)
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
         may_be_effect = finding.ok is False and (finding.onset or 0.0) > lost_from
         # Of lost signal and cut answers it is said already.

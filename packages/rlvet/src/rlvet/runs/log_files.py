@@ -52,6 +52,8 @@ class RawRun:
     """The trainer of RL that the file names."""
     error: str = ""
     """The error after the last row; empty without one."""
+    saved: tuple[int, ...] = ()
+    """The steps of the checkpoints that the file names as saved; none if it has several runs."""
     later_files: tuple[Path, ...] = ()
     """The files whose rows follow those of the first, of a run that went on in others."""
 
@@ -83,10 +85,17 @@ def runs_of_file(file: Path) -> Runs:
         unread.add_all(log.unread)
         found = [without_first_stage(rows, unread) for rows in runs_of_attempts(of_name, unread)]
         trainer = log.trainer if len(found) == 1 else ""
+        saved = log.saved if len(attempts) == len(found) == 1 else ()
         for number, rows in enumerate(found, 1):
             label = name if len(found) == 1 else f"{name} {number}".strip()
             runs[label] = RawRun(
-                file, rows, left_out=tuple(notes), unread=unread, trainer=trainer, error=log.error
+                file,
+                rows,
+                left_out=tuple(notes),
+                unread=unread,
+                trainer=trainer,
+                error=log.error,
+                saved=saved,
             )
     return runs
 

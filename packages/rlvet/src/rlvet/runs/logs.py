@@ -104,6 +104,8 @@ class Log:
     """The paths of its files, in the order of their steps."""
     error: str = ""
     """The error that the console output has after its last row; empty without one."""
+    saved: tuple[int, ...] = ()
+    """The steps of the checkpoints that the console output names as saved."""
 
     @classmethod
     def of(
@@ -427,6 +429,8 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
         files=tuple(map(str, run.files)),
         error=run.error,
     )
+    if not log.are_steps_counted:
+        log = replace(log, saved=run.saved)
     kind = kind_of_training(log, raw)
     if kind is not None and run.trainer:
         raise UnreadableLog(
@@ -523,7 +527,15 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
     for run_of_leg in logged.values():
         unread.add_all(run_of_leg.unread)
     return _log_of(
-        RawRun(last, rows, tuple(replaced), logged[last].left_out, unread, error=logged[last].error),
+        RawRun(
+            last,
+            rows,
+            tuple(replaced),
+            logged[last].left_out,
+            unread,
+            error=logged[last].error,
+            saved=tuple(sorted({step for run_of_leg in logged.values() for step in run_of_leg.saved})),
+        ),
         names,
         run,
         source,
@@ -545,7 +557,7 @@ def _run_of_leg(leg: Path) -> RawRun | None:
             continue
         rows = CompactRows(row for row in chain.from_iterable(log.runs.values()) if _has_number(row))
         if rows:
-            return RawRun(file, rows, left_out=log.notes, unread=log.unread, error=log.error)
+            return RawRun(file, rows, left_out=log.notes, unread=log.unread, error=log.error, saved=log.saved)
     return None
 
 

@@ -28,6 +28,8 @@ class RawLog:
     """The trainer of RL that the file itself names, such as a notebook's code; empty if it names none."""
     error: str = ""
     """The error that console output has after its last row; empty without one."""
+    saved: tuple[int, ...] = ()
+    """The steps of the checkpoints that console output names as saved."""
 
 
 class HeldSettings(NamedTuple):

@@ -6,6 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
+from rlvet.runs.checkpoints import saved_steps
 from rlvet.runs.consoles import CONSOLES, printed_trainings
 from rlvet.runs.consoles._printed import ESCAPES
 from rlvet.runs.formats._content import decode
@@ -59,9 +60,10 @@ def read_text(file: Path) -> RawLog:
     """Read console output, or a table or JSON lines with another suffix."""
     text = decode(file)
     runs, unread = runs_of_text(text)
-    error = last_error(ESCAPES.sub("", text), _has_rows)
+    plain = ESCAPES.sub("", text)
+    error = last_error(plain, _has_rows)
     if runs:
-        return RawLog(runs, unread=unread, error=error)
+        return RawLog(runs, unread=unread, error=error, saved=saved_steps(plain))
 
     if text.lstrip().startswith("{"):
         return read_json_lines(file)
