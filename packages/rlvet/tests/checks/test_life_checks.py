@@ -253,6 +253,23 @@ def test_a_death_within_the_first_rows_begins_where_its_values_do():
     assert "entropy" in finding.cause
     assert "→ 2e-12" in finding.cause
     assert "→ 4e-13" in finding.cause
+    assert "resume" not in finding.advice
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_answers_that_repeat_their_values_for_some_rows_are_no_death(seed):
+    """Of eight answers to four prompts, most pairs get equal rewards, and in many steps all answers are cut off."""
+    draw = random.Random(f"few answers {seed}")
+    rows = []
+    for step in range(1, 201):
+        are_cut = 60 <= step < 68 or draw.random() < 0.08
+        rewards = [draw.random() < (0.25 if are_cut else 0.4) for _ in range(8)]
+        pairs = [abs(first - second) for first, second in zip(rewards[::2], rewards[1::2], strict=True)]
+        length = 256.0 if are_cut else 226 + 29 * draw.random()
+        rows.append(
+            {"step": step, "reward": sum(rewards) / 8, "reward_std": 0.7 * sum(pairs) / 4, "length": length}
+        )
+    assert found(rows, "run-died") == []
 
 
 def test_a_death_of_the_loss_within_the_first_rows_is_told():

@@ -210,7 +210,9 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
     faults: list[Finding] = []
     for finding in findings:
         kind = finding.kind
-        if kind is not None and finding.onset is not None:
+        # A run that lives again needs no earlier checkpoint.
+        is_over = kind is RUN_DIED and finding.severity == "look"
+        if kind is not None and finding.onset is not None and not is_over:
             step = min(finding.onset, broken_from)
             if step > early_end:
                 checkpoint = f"before step {format_step(step)}{describe_saved(saved, step)}"

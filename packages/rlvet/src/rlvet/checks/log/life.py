@@ -158,9 +158,18 @@ def _is_sure(death: Death, course: Course) -> bool:
     signs = []
     for streak in death.streaks:
         others = [value for step, value in course.series(streak.name).points if not first <= step <= last]
-        if streak.state != "frozen" or others.count(streak.value) <= most * len(others):
+        if sum(_is_as_far_out(value, streak) for value in others) <= most * len(others):
             signs.append(streak)
     return len(signs) > 1 or (bool(signs) and (death.lasts or death.rows >= ALONE))
+
+
+def _is_as_far_out(value: float, streak: Streak) -> bool:
+    """Return whether a value would be a sign of death as that of a streak is."""
+    if streak.state == "low":
+        return value <= streak.value
+    if streak.state == "high":
+        return value >= streak.value
+    return streak.state == "frozen" and value == streak.value
 
 
 @LOGS.check(
