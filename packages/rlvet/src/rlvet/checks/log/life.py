@@ -160,7 +160,9 @@ def _is_sure(death: Death, course: Course) -> bool:
         others = [value for step, value in course.series(streak.name).points if not first <= step <= last]
         if sum(_is_as_far_out(value, streak) for value in others) <= most * len(others):
             signs.append(streak)
-    return len(signs) > 1 or (bool(signs) and (death.lasts or death.rows >= ALONE))
+    if len(signs) == 1 and not death.lasts:
+        return signs[0].name == "reward" and death.rows >= ALONE
+    return bool(signs)
 
 
 def _is_as_far_out(value: float, streak: Streak) -> bool:
