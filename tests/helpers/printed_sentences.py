@@ -392,7 +392,7 @@ WINDOWS = re.compile(
     r"|from the best of \d+ parts of the run to the last"
     r"|from the first log step to the last tenth|from steps [\d.]+ to [\d.]+ to the last tenth"
     r"|from (?:its lowest|the ninth) tenth to the last|in the first \d+ log steps"
-    r"|from step [\d.]+ (?:on|to [\d.]+)|all at once"
+    r"|from step [\d.]+ (?:on|to [\d.]+)|(?:all|nearly) at once"
     r"|scores: the best mean of \d+ and the last; rewards: the first third of these steps and the last"
 )
 """The rows to which the two values of a change belong."""
@@ -534,7 +534,12 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
     if "answers are right" in text or "answer is right" in text:
         mean = fmean(second_half(c["reward"]))
         is_share = min(c["reward"]) >= 0 and max(c["reward"]) <= 1
-        if not is_share or (mean < 0.89 if "nearly all" in text else mean > 0.11):
+        least, most = (0.0, 0.11)
+        if "nearly all" in text:
+            least, most = (0.89, 1.0)
+        elif "most answers are right" in text:
+            least, most = (0.74, 0.91)
+        if not is_share or not least <= mean <= most:
             yield "difficulty of the prompts"
     if "the reward did not rise: the policy" in text and end(c["reward"], 3) > start(c["reward"], 3):
         yield "a reward that rose is said not to have risen"

@@ -98,8 +98,8 @@ def test_two_updates_are_those_of_trl(method, tmp_path, monkeypatch):
         assert results[1].audit.metrics()["clip_high"] > 0
     trained = dict(trainer.model.named_parameters())
     for name, weight in network.weights.items():
-        # Adam's first steps are of the size of the learning rate, whatever the gradient. Where the gradient is nearly 0, as
-        # that of a bias of the keys, its rounding is seen: it differs from processor to processor.
+        # Adam's first steps are of the size of the learning rate, whatever the gradient. Where the gradient is nearly
+        # 0, as that of a bias of the keys, its rounding is seen: it differs from processor to processor.
         difference = (weight - trained[name]).abs().mean()
         moved = (weight - before[name]).abs().mean()
         assert moved > 1e-4, name

@@ -6,6 +6,7 @@ import random
 import re
 import time
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -985,3 +986,70 @@ def test_a_share_of_cut_off_answers_that_fell_is_not_as_from_the_start():
     shares = {"cut": lambda t: 0.8 if t < 0.3 else 0.35}
     [cut] = [finding for finding in findings(course(100, **shares)) if finding.code == "truncated"]
     assert cut.cause.endswith("in the later half, down from 80% in the first tenth")
+
+
+def test_a_fall_of_the_length_says_when_half_of_it_was_over_and_what_the_reward_was_between():
+    draw = random.Random(4)
+    rows = []
+    for step in range(1, 31):
+        length = 350 - 200 * min(1, step / 10) - 120 * max(0, (step - 10) / 20)
+        reward = 0.6 if 6 <= step <= 15 else 0.35
+        rows.append({"step": step, "length": length, "reward": reward + draw.gauss(0, 0.02)})
+    (finding,) = [one for one in log_findings(rows) if one.code == "length-collapse"]
+    middle = (fmean(row["length"] for row in rows[:3]) + fmean(row["length"] for row in rows[-3:])) / 2
+    half = next(row["step"] for row in rows if row["length"] < middle)
+    assert half < finding.onset
+    assert f"the length had lost half of this by step {half}" in finding.cause
+    best = max(fmean(row["reward"] for row in rows[first : first + 3]) for first in range(0, 30, 3))
+    assert finding.cause.endswith(f"in the best tenth of the run, the reward was {best:.3g}")
+
+
+@pytest.mark.parametrize("late", [0, 2])
+def test_jumps_of_one_event_have_their_own_steps(late):
+    draw = random.Random(late)
+    rows = []
+    for step in range(1, 101):
+        length = (500 if step > 50 + late else 200) + draw.gauss(0, 5)
+        reward = (0.1 if step > 50 else 0.8) + draw.gauss(0, 0.02)
+        rows.append({"step": step, "length": length, "reward": reward})
+    (finding,) = [one for one in log_findings(rows) if one.code == "data-change"]
+    assert finding.onset == 51
+    if late:
+        pattern = r"at step 51, reward 0\.\d+ → 0\.\d+; at step 53, length \d+ → \d+, nearly at once"
+    else:
+        pattern = r"at step 51, reward 0\.\d+ → 0\.\d+, length \d+ → \d+, all at once"
+    assert re.match(pattern, finding.cause)
+
+
+def test_entropy_that_rises_begins_to_where_twice_its_start_is_passed():
+    """It is a fault only above one nat more, at step 71, and the reward is lost before that."""
+    draw = random.Random(2)
+    rows = []
+    for step in range(1, 101):
+        entropy = 0.15 + 0.04 * max(0, step - 45) + draw.gauss(0, 0.005)
+        reward = (0.8 if step < 62 else 0.1) + draw.gauss(0, 0.02)
+        rows.append({"step": step, "entropy": entropy, "reward": reward})
+    findings = [finding for finding in log_findings(rows) if finding.ok is False]
+    assert [finding.code for finding in findings] == ["entropy-rise", "collapse"]
+    assert 48 <= findings[0].onset <= 52
+    assert all(finding.advice.endswith(f"before step {findings[0].onset:.0f}") for finding in findings)
+
+
+def test_a_fall_that_is_not_sure_says_how_large_a_sure_one_is():
+    rewards = [0.62, 0.48, 0.7, 0.55, 0.66, 0.4, 0.6, 0.35, 0.52, 0.3, 0.5, 0.33, 0.45, 0.3, 0.38]
+    (check,) = [
+        finding
+        for finding in log_findings(
+            [{"step": step, "reward": reward} for step, reward in enumerate(rewards, 1)]
+        )
+        if finding.tested == "the reward does not collapse"
+    ]
+    assert check.ok is None
+    match = re.search(
+        r"([\d.]+) → ([\d.]+) from the best of 5 parts of the run to the last, where a fall of ([\d.]+) would be sure",
+        check.advice,
+    )
+    blocks = [fmean(rewards[first : first + 3]) for first in range(0, 15, 3)]
+    assert float(match[1]) == pytest.approx(max(blocks), rel=0.01)
+    assert float(match[2]) == pytest.approx(blocks[-1], rel=0.01)
+    assert float(match[3]) > max(blocks) - blocks[-1]

@@ -437,7 +437,7 @@ def test_the_effect_is_listed_after_its_cause():
     codes = [finding.code for finding in diagnosis.findings]
     cause = found(diagnosis, "truncated").cause.rpartition("effect of ")[2]
     assert cause in ("collapse", "entropy-rise")
-    assert codes.index("truncated") == codes.index(cause) + 1
+    assert codes.index("truncated") > codes.index(cause)
 
 
 @pytest.mark.parametrize(

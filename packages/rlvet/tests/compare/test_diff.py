@@ -406,6 +406,29 @@ def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
     assert run(tmp_path / "a", tmp_path / "a").exit_code == 0
 
 
+def test_the_settings_of_two_short_logs_are_compared(tmp_path):
+    for name, temperature in (("a", 1.0), ("b", 0.6)):
+        folder = tmp_path / name
+        folder.mkdir()
+        rows = [{"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7)} for step in range(15)]
+        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        settings = {
+            "importance_sampling_level": "token",
+            "scale_rewards": "group",
+            "temperature": temperature,
+        }
+        (folder / "config.yaml").write_text(json.dumps(settings))
+    result = run(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("1 difference in effect: temperature")
+    assert (
+        "only the configurations were compared: the logs have no metric with 20 common steps" in result.stdout
+    )
+    (tmp_path / "b/config.yaml").unlink()
+    result = run(tmp_path / "a", tmp_path / "b")
+    assert "no metric with 20 common steps" in str(result.exception)
+
+
 def test_two_runs_with_an_audit_are_named_by_method_and_blocked_share_first(tmp_path):
     """The share is that of all steps, Σ blocked / Σ gradient, and a log without the audit has none."""
     logs = {"a": ("Band(KL(), 0.05)", [0.0, 0.1]), "b": ("GRPO()", [0.5, 0.25]), "c": ("GRPO()", None)}

@@ -440,3 +440,15 @@ def test_an_export_is_of_the_framework_whose_keys_it_spells(separator):
     assert set(log.unread) == fork.keys()
     assert framework_of(frozenset(row)) == "verl"
     assert framework_of(frozenset(("actor_grad_norm", "actor_lr", "reward"))) == "openrlhf"
+
+
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_the_length_of_finished_answers_is_not_known_where_none_is_finished(is_plain):
+    """TRL logs a mean of 0 for them."""
+    rows = [
+        {"step": 1.0, "reward": 0.5, "completions/mean_terminated_length": 200.0},
+        {"step": 2.0, "reward": 0.1, "completions/mean_terminated_length": 0.0},
+        {"step": 3.0 if is_plain else 3, "reward": 0.2, "completions/mean_terminated_length": 90.0},
+    ]
+    lengths = [row.get("length_finished") for row in named_rows(rows)]
+    assert lengths == [200.0, None, 90.0]

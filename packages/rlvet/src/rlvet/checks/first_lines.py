@@ -35,7 +35,7 @@ def how_sure(codes: Iterable[str]) -> str:
     """Return a sentence on how often codes were right as the first line; empty without a code.
 
     >>> how_sure(["kl-drift", "length-collapse"]).partition("fair: ")[2].partition(";")[0]
-    'kl-drift on 2 of 2 (1 of the 2 unseen before), length-collapse on none yet'
+    'kl-drift on 2 of 2 (1 of the 2 unseen before), length-collapse never first yet'
     """
     clauses = []
     for code in dict.fromkeys(codes):
@@ -44,7 +44,7 @@ def how_sure(codes: Iterable[str]) -> str:
             unseen = f"{counts.unseen} of the {counts.right} unseen before"
             clauses.append(f"{code} on {counts.right} of {counts.logs} ({unseen})")
         else:
-            clauses.append(f"{code} on none yet")
+            clauses.append(f"{code} never first yet")
     if not clauses:
         return ""
     measured = "whether advice helps was not measured"

@@ -488,8 +488,13 @@ def diff(
     logs = keys = None
     if first.log is not None and second.log is not None:
         of_groups = OF_GROUPS if first.is_of_batches != second.is_of_batches else ()
-        logs = compare_logs(first.rows, second.rows, left_out=of_groups)
-        if of_groups:
+        try:
+            logs = compare_logs(first.rows, second.rows, left_out=of_groups)
+        except InvalidValue as error:
+            if first.training is None or second.training is None:
+                raise
+            notes.append(f"only the configurations were compared: {error}")
+        if logs is not None and of_groups:
             units = ["whole batches" if side.is_of_batches else "groups" for side in sides]
             notes.append(
                 f"{' and '.join(of_groups)} are of {units[0]} in A and of {units[1]} in B, by the scale of the "
@@ -498,7 +503,8 @@ def diff(
         has_two_frameworks = (
             bool(first.framework and second.framework) and first.framework != second.framework
         )
-        keys = compare_keys(first.log, second.log, is_one_framework=not has_two_frameworks)
+        if logs is not None:
+            keys = compare_keys(first.log, second.log, is_one_framework=not has_two_frameworks)
     configurations = None
     if first.training is not None and second.training is not None:
         configurations = compare_configurations(first.training, second.training)
@@ -512,7 +518,7 @@ def diff(
         first_framework, second_framework = (one.framework for one in (configurations.a, configurations.b))
         if first_framework != second_framework:
             notes.append("a step of TRL is one of the optimizer, and a step of verl one batch")
-    if logs is None and any(side.rows for side in sides):
+    if bool(first.rows) != bool(second.rows):
         notes.append("only the configurations were compared, as only one of the two has a log")
     if logs is not None and configurations is None and not any(side.note for side in sides):
         notes.append(_missing_settings(sides))

@@ -182,8 +182,8 @@ class LintReport:
 
 
 NO_CONFIGURATION = (
-    f"no configuration of {', '.join(framework.title for framework in FRAMEWORKS.values())}: it has no setting that "
-    "only one of these has"
+    f"no configuration of {', '.join(framework.title for framework in FRAMEWORKS.values())} in a form that is read: "
+    "no setting in it is one that only one of these has; rlvet diagnose reads those that a log printed"
 )
 """The message for a file without a configuration of a known framework."""
 

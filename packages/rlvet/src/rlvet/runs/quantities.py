@@ -497,11 +497,11 @@ class _Naming:
     ) -> None:
         self._user_names = user_names
         self._framework = framework
-        # Quantities that are left out where they have this value.
-        self._missing = [
-            (source.quantity, source._replace(key="").value({"": source.placeholder or 0.0}))
-            for source in placeholders
-        ]
+        # Quantities that are left out where they have this value. A mean length of 0 is that of no finished answer.
+        self._missing = [("length_finished", 0.0)]
+        for source in placeholders:
+            missing = source._replace(key="").value({"": source.placeholder or 0.0})
+            self._missing.append((source.quantity, missing))
         # The sources of each layout, and whether they are copied as they are.
         self._by_layout: dict[tuple[str, ...], tuple[tuple[Source, ...], bool]] = {}
 

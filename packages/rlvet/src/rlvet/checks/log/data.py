@@ -57,11 +57,16 @@ def check_data(case: Case) -> Finding:
     simultaneous = {name: jump for name, jump in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
     if "reward" not in simultaneous:
         return undecided_check("the reward falls") if fall.cause else finding
-    step = course.series("length").steps[row]
-    changes = ", ".join(
-        f"{name} {change_text(jump.before, jump.after)}" for name, jump in simultaneous.items()
+    changes: dict[float, list[str]] = {}
+    for name, jump in simultaneous.items():
+        change = f"{name} {change_text(jump.before, jump.after)}"
+        changes.setdefault(course.series(name).steps[jump.row], []).append(change)
+    events = "; ".join(
+        f"at step {format_step(at)}, {', '.join(texts)}" for at, texts in sorted(changes.items())
     )
-    cause = f"at step {step:.0f}, {changes}, all at once, as when the prompts, the reward or a setting change"
+    manner = "all at once" if len(changes) == 1 else "nearly at once"
+    cause = f"{events}, {manner}, as when the prompts, the reward or a setting change"
+    step = min(changes)
     if fall.cause and fall.onset is not None and fall.onset <= step:
         if sum(fall.onset <= row["step"] < step for row in course.rows) > NEAR_ROWS:
             return undecided_check("they jump in a fall of the reward that began before")

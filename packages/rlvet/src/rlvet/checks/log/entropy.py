@@ -21,6 +21,7 @@ from rlvet.checks.log.data import check_data
 from rlvet.checks.log.results import (
     FEW_STEPS,
     TENTHS,
+    before_the_limit,
     change_text,
     first_tenth,
     last_tenth,
@@ -78,7 +79,10 @@ ENTROPY_RISES = Kind(
     code="entropy-rise",
     severity="fix",
     meaning="entropy rises, and the policy becomes random",
-    condition=f"entropy is {ENTROPY_RISE:g} times its start and at least one nat higher",
+    condition=(
+        f"entropy is {ENTROPY_RISE:g} times its start and at least one nat higher; it begins as {ENTROPY_RISE:g} times "
+        "the start is passed"
+    ),
     remedy="lower [smaller entropy bonus|the entropy bonus{entropy bonus} or ]the learning rate{learning rate}",
     resume=", and",
     is_in_the_weights=True,
@@ -210,7 +214,9 @@ def check_entropy(case: Case) -> Finding:
     ends = (first_tenth(entropy), last_tenth(entropy))
     finding = passed_check(entropy, last / first if first else 1.0, measure, *ends)
     if last > max(ENTROPY_RISE * first, first + 1):
-        start = onset(entropy, lambda mean: mean > max(ENTROPY_RISE * first, first + 1))
+        # It begins as twice the entropy at the start is passed, which may be far below the nat that makes it a fault.
+        begun = ENTROPY_RISE * first or 1.0
+        start = onset(entropy, lambda mean: mean > begun)
         cause = f"{change}: the policy becomes random"
         return finding.failed(ENTROPY_RISES, cause, onset=start, quantities=["entropy"])
 
@@ -228,7 +234,7 @@ def check_entropy(case: Case) -> Finding:
             reason = _describe_no_rise(reward_after, reward)
     if collapsed and not rose and not solved:
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
-        cause = f"{change}: the policy has stopped exploring, and {reason}"
+        cause = f"{change}: the policy has stopped exploring, and {reason}{before_the_limit('entropy', entropy, start)}"
         # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may
         # be the price of learning.
         rose_earlier = len(reward.values) >= 30 and rise_in_errors(reward) > 3

@@ -28,8 +28,10 @@ from rlvet.checks.log.results import (
     MOST,
     TENTHS,
     THIRDS,
+    before_the_limit,
     change_text,
     first_tenth,
+    higher_between,
     lacks_rows,
     last_tenth,
     later_half,
@@ -460,7 +462,7 @@ LENGTH_KEPT = 0.8
 LENGTH_COLLAPSE = Kind(
     code="length-collapse",
     severity="fix",
-    meaning="answers shrink to a few tokens but do not become better",
+    meaning="answers shrink to a small part of their length but do not become better",
     condition=f"answers shrink to {LENGTH_LEFT:.0%} of their length or less without a higher reward",
     remedy=(
         "read some answers from before and after the fall; a reward that short answers can get, or a length "
@@ -477,11 +479,11 @@ LENGTH_COLLAPSE = Kind(
     "shorter answers",
     after="longer answers",
     tested="answers are not much shorter at the end, or the reward is higher",
-    explained="answers shrink to a few tokens only as they grow better",
+    explained="answers shrink to a small part of their length only as they grow better",
     reports=(LENGTH_COLLAPSE,),
 )
 def check_short_answers(case: Case) -> Finding:
-    """Check that answers do not shrink to a few tokens without a higher reward."""
+    """Check that answers do not shrink to a small part of their length without a higher reward."""
     course = case.course
     length = course.series("length")
     reward = course.series("reward")
@@ -501,11 +503,12 @@ def check_short_answers(case: Case) -> Finding:
             return finding
         share = format_share(left)
         return undecided_check(
-            f"it has fallen to {share} while the reward did not rise, but not to a few tokens"
+            f"it has fallen to {share} while the reward did not rise, but not to {LENGTH_LEFT:.0%}"
         )
+    start = onset(length, lambda mean: mean < LENGTH_LEFT * length.first)
     cause = (
         f"mean length {change_text(length.first, length.last)} tokens, while the reward went "
-        f"{change_text(reward.first, reward.last)}, {TENTHS}: answers have shrunk to a few tokens"
+        f"{change_text(reward.first, reward.last)}, {TENTHS}{before_the_limit('length', length, start)}"
+        f"{higher_between(reward)}"
     )
-    start = onset(length, lambda mean: mean < LENGTH_LEFT * length.first)
     return finding.failed(LENGTH_COLLAPSE, cause, onset=start, quantities=["length", "reward"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections.abc import Sequence
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_step
@@ -147,17 +148,22 @@ USUAL_IN_PASSING = 0.1
 """The same, of all other rows, for a value that a metric repeats for some rows in passing."""
 
 
-def _is_sure(death: Death, course: Course) -> bool:
-    """Return whether a death is one also by the values of all other rows.
+def _is_sure(death: Death, deaths: Sequence[Death], course: Course) -> bool:
+    """Return whether a death is one also by the values of all rows in which no metric is dead.
 
     Few answers give few different mean rewards and spreads, and the mean length of answers that are all cut off is the
     cap, so that such values repeat for some rows by chance.
     """
-    first, last = (course.rows[row]["step"] for row in (death.first, death.last))
+    dead = [(streak.first, streak.last) for one in deaths for streak in one.streaks]
+    live_steps = {
+        row["step"]
+        for number, row in enumerate(course.rows)
+        if not any(first <= number <= last for first, last in dead)
+    }
     most = USUAL_AT_THE_END if death.lasts else USUAL_IN_PASSING
     signs = []
     for streak in death.streaks:
-        others = [value for step, value in course.series(streak.name).points if not first <= step <= last]
+        others = [value for step, value in course.series(streak.name).points if step in live_steps]
         if sum(_is_as_far_out(value, streak) for value in others) <= most * len(others):
             signs.append(streak)
     if len(signs) == 1 and not death.lasts:
@@ -184,7 +190,8 @@ def _is_as_far_out(value: float, streak: Streak) -> bool:
 def check_life(case: Case) -> Finding:
     """Check that no two metrics are dead for some rows, and that the reward is not for more."""
     course = case.course
-    deaths = [death for death in case.of(_deaths) if _is_sure(death, course)]
+    all_deaths = case.of(_deaths)
+    deaths = [death for death in all_deaths if _is_sure(death, all_deaths, course)]
     rewards = course.series("reward")
     if not deaths:
         if len(rewards.values) < FEWEST_ROWS:

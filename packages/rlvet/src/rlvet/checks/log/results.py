@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from rlvet._numbers import format_number
-from rlvet.checks.course import Course, Series
+import math
+
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.course import Course, Series, lasting_row, noise_of_differences, tenths
 from rlvet.checks.findings import Finding
 
 ALL_ROWS = slice(None)
@@ -42,6 +44,37 @@ def change_text(before: float, after: float) -> str:
     return f"{format_number(before)} → {format_number(after)}"
 
 
+def before_the_limit(name: str, metric: Series, start: float | None) -> str:
+    """Return a clause on the step at which half of a fall was over, if that was before its limit was passed.
+
+    Args:
+        name: The name of the metric.
+        metric: The metric, whose last tenth is below the first.
+        start: The step at which it passed the limit.
+    """
+    middle = (metric.first + metric.last) / 2
+    half = metric.steps[lasting_row([-value for value in metric.values], -middle)]
+    if start is None or half >= start:
+        return ""
+    return f"; the {name} had lost half of this by step {format_step(half)}"
+
+
+HIGHER = 3.0
+"""Standard errors by which a tenth of a run must be above its first and its last, to be told between them."""
+
+
+def higher_between(reward: Series) -> str:
+    """Return a clause on a tenth of the run whose mean reward is clearly above those of the first and the last."""
+    if len(reward.values) < 10:
+        return ""
+    means = tenths(reward.values)
+    best = max(means)
+    error = noise_of_differences(reward.values) / math.sqrt(len(reward.values) / 10)
+    if best - max(means[0], means[-1]) <= HIGHER * error:
+        return ""
+    return f"; in the best tenth of the run, the reward was {format_number(best)}"
+
+
 def passed_check(metric: Series, figure: float | None = None, measure: str = "", *parts: slice) -> Finding:
     """Return a check of a metric that passed, with the number of log steps and their range.
 
@@ -78,7 +111,8 @@ def lacks_rows(course: Course, rows: int, *names: str) -> Finding:
     missing = [name for name in names if not course.series(name).values]
     if missing:
         return undecided_check(f"not logged: {', '.join(missing)}")
-    return undecided_check(f"needs at least {rows} log steps")
+    named = next((name for name in names if len(course.series(name).values) < len(course.rows)), "")
+    return undecided_check(f"needs at least {rows} log steps{' with ' + named if named else ''}")
 
 
 def first_tenth(metric: Series) -> slice:

@@ -281,7 +281,13 @@ def check_fall(case: Case) -> Finding:
         tenth = max(1, len(reward.values) // 10)
         last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
         is_nearly_lost = largest_mean(reward.values, tenth) - last_mean > 0.4 * height
-        return undecided_check("a fall is not sure in its noise") if is_nearly_lost else finding
+        if is_nearly_lost:
+            limit = format_number(max(LARGE_LOSS * height, least_loss))
+            return undecided_check(
+                f"{change_text(means[best], means[-1])} from the best {_block_name(count)} to the last, where a fall "
+                f"of {limit} would be sure in its noise"
+            )
+        return finding
 
     changed = _changed_metrics(course, count, best)
     changes = _describe_changes({"reward": (means[best], means[-1]), **changed})
@@ -313,10 +319,10 @@ def _check_thirds(finding: Finding, course: Course, step_noise: float) -> Findin
     before, after = end_means(reward.values, 3)
     height = before - min(0.0, *tenths(reward.values))
     loss = before - after
-    if len(reward.values) < PLATEAU_STEPS or loss <= LARGE_LOSS * height:
+    if loss <= LARGE_LOSS * height:
         return None
-    noise = step_noise / math.sqrt(len(reward.values) / 3)
-    if loss < STANDARD_ERRORS * noise:
+    errors = STANDARD_ERRORS if len(reward.values) >= PLATEAU_STEPS else ERRORS_IN_FEW_STEPS
+    if loss < errors * step_noise / math.sqrt(len(reward.values) / 3):
         return None
     changed = _changed_metrics(course, 3, 0)
     changes = _describe_changes({"reward": (before, after), **changed})
@@ -541,7 +547,7 @@ def check_plateau(case: Case) -> Finding:
     fall = case.of(check_fall)
     reward = course.series("reward")
     if len(reward.values) < PLATEAU_STEPS:
-        return undecided_check(f"needs at least {PLATEAU_STEPS} log steps")
+        return lacks_rows(course, PLATEAU_STEPS, "reward")
     if fall.cause or case.of(check_constant_reward).cause:
         return undecided_check("reported by another finding")
     finding = passed_check(
@@ -584,6 +590,8 @@ def check_plateau(case: Case) -> Finding:
         cause = f"{cause}, where it falls ({change_text(before, after)}, {THIRDS_OF_STEPS})"
     if is_coarse and not falls_surely:
         cause = f"{cause}; too short or too noisy to tell whether it rises, by up to {largest_rise}"
+    elif falls and not falls_surely:
+        cause = f"{cause}; a rise of more than {largest_rise} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
         cause = f"{cause}; it rises by at most {largest_rise} (two standard errors)"
     if case.of(is_solved):

@@ -72,6 +72,10 @@ NO_SIGNAL = Kind(
 EASY = 0.9
 """Mean of rewards between 0 and 1 from which groups have equal rewards because nearly all answers are right."""
 
+MOSTLY_RIGHT = 0.75
+"""The same from which most answers are right. Of four answers to a prompt, all are then right in a third of the groups,
+if they are independent."""
+
 HARD = 0.1
 """Mean of rewards between 0 and 1 up to which groups have equal rewards because nearly no answer is right."""
 
@@ -298,6 +302,8 @@ def _why_equal(reward: Series, course: Course) -> str:
     given = f". With a mean reward of {format_number(mean)} in the later half"
     if mean >= EASY:
         return f"{given}, nearly all answers are right: the prompts are too easy"
+    if mean >= MOSTLY_RIGHT:
+        return f"{given}, most answers are right, and a group of few answers is often all right"
     if mean > HARD:
         return ""
     text = f"{given}, nearly no answer is right"
