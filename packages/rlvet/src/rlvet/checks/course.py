@@ -165,8 +165,12 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Compute the standard error of the mean of the values."""
-    return deviation(values) / math.sqrt(len(values))
+    """Compute the standard error of the mean of the values, ``√(Σ(x − mean)² / (n(n − 1)))``; 0 of a single one.
+
+    >>> standard_error([1.0, 3.0])
+    1.0
+    """
+    return deviation(values) / math.sqrt(max(1, len(values) - 1))
 
 
 def noise_of_differences(values: Sequence[float]) -> float:
