@@ -388,8 +388,8 @@ CHANGE = re.compile(rf"{NUMBER}%? → {NUMBER}%?")
 """Two values of a quantity, before and after."""
 
 WINDOWS = re.compile(
-    r"from the (?:first|best) (?:tenth|third) of (?:the run|these steps|the log steps before step [\d.]+) to the last"
-    r"|from the best of \d+ parts of the run to the last"
+    r"from the (?:first|best) (?:tenth|third) of (?:the run|these steps|the log steps before step [\d.]+)"
+    r"(?: before step [\d.]+)? to the last|from the best of \d+ parts of the run(?: before step [\d.]+)? to the last"
     r"|from the first log step to the last tenth|from steps [\d.]+ to [\d.]+ to the last tenth"
     r"|from (?:its lowest|the ninth) tenth to the last|in the first \d+ log steps"
     r"|from step [\d.]+ (?:on|to [\d.]+)|(?:all|nearly) at once"
@@ -402,6 +402,7 @@ QUANTITIES = {
     "where it falls": "reward",
     "entropy": "entropy",
     "mean length": "length",
+    "length": "length",
     "KL to the reference": "kl",
     "the standard deviation of rewards": "reward_std",
     "score on other prompts": "evaluation",
@@ -420,13 +421,25 @@ def _named(text: str) -> str | None:
     return QUANTITIES[last] if last and ends[last] >= max(others, default=0) else None
 
 
-def _best_and_last(values: list[float], reward: list[float], count: int = 10) -> tuple[float, float] | None:
-    """Return the means of the part with the highest reward, and of the last; None if some rows have no reward."""
+def _best_and_last(
+    values: list[float], reward: list[float], count: int, onset: int | None
+) -> tuple[float, float] | None:
+    """Return the means of the part with the highest reward, and of the last; None if some rows have no reward.
+
+    Args:
+        values: The values of the quantity.
+        reward: The rewards.
+        count: The number of parts.
+        onset: The row of the best part from which on it does not count; None if all of it does.
+    """
     if len(values) != len(reward):
         return None
-    parts = equal_parts(values, count)
     rewards = equal_parts(reward, count)
-    return parts[rewards.index(max(rewards))], parts[-1]
+    best = rewards.index(max(rewards))
+    size, longer = divmod(len(values), count)
+    first = best * size + min(best, longer)
+    end = first + size + (best < longer)
+    return fmean(values[first : end if onset is None else onset]), equal_parts(values, count)[-1]
 
 
 def _rows_of(
@@ -468,10 +481,12 @@ def _rows_of(
         return start(values), end(values)
     if window == "from the first third of the run to the last":
         return start(values, 3), end(values, 3)
-    if window == "from the best tenth of the run to the last":
-        return _best_and_last(values, reward)
-    if match := re.match(r"from the best of (\d+) parts of the run to the last", window):
-        return _best_and_last(values, reward, int(match[1]))
+    if match := re.match(
+        r"from the best (?:tenth|of (\d+) parts) of the run(?: before step ([\d.]+))? to the", window
+    ):
+        count = int(match[1] or 10)
+        onset = steps.index(_value(match[2])) if match[2] else None
+        return _best_and_last(values, reward, count, onset)
     if window == "from the first log step to the last tenth":
         return values[0], end(values)
     return None

@@ -1053,3 +1053,98 @@ def test_a_fall_that_is_not_sure_says_how_large_a_sure_one_is():
     assert float(match[1]) == pytest.approx(max(blocks), rel=0.01)
     assert float(match[2]) == pytest.approx(blocks[-1], rel=0.01)
     assert float(match[3]) > max(blocks) - blocks[-1]
+
+
+def test_rows_of_the_fall_are_none_of_what_was_before():
+    """With four rows in a tenth, the best one has the first row of the fall."""
+    rows = []
+    for step in range(1, 41):
+        is_lost = step >= 4
+        rows.append(
+            {
+                "step": step,
+                "reward": 0.0 if step > 4 else 0.9 - 0.7 * is_lost,
+                "entropy": 3.0 if is_lost else 0.2,
+            }
+        )
+    (finding,) = [one for one in log_findings(rows) if one.code == "collapse"]
+    assert finding.onset == 4
+    assert finding.cause.startswith(
+        "reward 0.9 → 0, entropy 0.2 → 3, from the best tenth of the run before step 4 to the last"
+    )
+
+
+@pytest.mark.parametrize(
+    ("kl", "rate", "found"),
+    [
+        (1.1, 3e-7, ["hardly-moves"]),
+        (1.1, 1e-5, []),
+        (0.001, 1e-5, ["hardly-moves"]),
+        (None, 3e-7, ["hardly-moves"]),
+    ],
+)
+def test_a_kl_that_was_large_from_the_start_shows_no_movement(kl, rate, found):
+    draw = random.Random(3)
+    rows = []
+    for step in range(1, 161):
+        row = {"step": step, "reward": 0.3 + draw.gauss(0, 0.05), "learning_rate": rate}
+        rows.append(row if kl is None else row | {"kl": kl * (1 + draw.gauss(0, 0.05))})
+    findings = log_findings(rows)
+    assert [finding.code for finding in findings if finding.code == "hardly-moves"] == found
+    (check,) = [finding for finding in findings if finding.tested == "the policy moves"]
+    assert check.ok is None
+
+
+def test_a_large_kl_that_changes_shows_movement():
+    rows = [
+        {"step": step, "reward": 0.3 + 0.01 * (step % 5), "learning_rate": 3e-7, "kl": 1.1 + step / 100}
+        for step in range(1, 161)
+    ]
+    (check,) = [finding for finding in log_findings(rows) if finding.tested == "the policy moves"]
+    assert check.ok
+
+
+def test_a_part_without_lengths_at_the_cap_is_told():
+    draw = random.Random(6)
+    rows = []
+    for step in range(1, 201):
+        length = 256.0 if step % 5 == 0 and not 60 < step <= 130 else 225 + 20 * draw.random()
+        rows.append({"step": step, "reward": 0.2 + 0.1 * draw.random(), "length": length})
+    (finding,) = [one for one in log_findings(rows) if one.code == "truncated"]
+    assert finding.onset == 5
+    assert finding.cause.endswith("; none is from step 61 to 134")
+
+
+def test_a_cap_that_is_reached_in_few_steps_is_told_where_nothing_is_decided():
+    draw = random.Random(6)
+    rows = []
+    for step in range(1, 201):
+        length = 256.0 if step % 20 == 0 else 205 + 20 * draw.random()
+        rows.append({"step": step, "reward": 0.2 + 0.1 * draw.random(), "length": length})
+    (check,) = [one for one in log_findings(rows) if one.tested == "most answers are finished"]
+    assert check.ok is None
+    assert check.advice.startswith(
+        "the mean length is exactly 256 in 10 of 200 log steps, which may be the cap"
+    )
+
+
+def test_entropy_that_rose_before_it_was_lost_is_told():
+    rows = []
+    for step in range(1, 101):
+        entropy = 0.4 if step <= 20 else 6.0 if step <= 50 else 0.001
+        rows.append({"step": step, "reward": 0.3 + 0.01 * (step % 5), "entropy": entropy})
+    (finding,) = [one for one in log_findings(rows) if one.code == "entropy-collapse"]
+    assert finding.onset == 51
+    assert finding.cause.endswith("; before, it had risen to 6 (mean of a tenth of the run)")
+
+
+def test_a_value_that_repeats_after_a_fall_may_be_its_effect():
+    draw = random.Random(9)
+    rows = []
+    for step in range(1, 101):
+        reward = (0.8 if step < 40 else 0.1) + draw.gauss(0, 0.02)
+        weight = 1.0 if step >= 60 else 0.9 + 0.05 * draw.random()
+        rows.append({"step": step, "reward": reward, "importance_weight": weight})
+    (finding,) = [one for one in log_findings(rows) if one.code == "metric-lost"]
+    assert finding.onset == 60
+    assert finding.advice.startswith("look at collapse first, which began before")

@@ -420,7 +420,7 @@ def test_answers_cut_off_since_another_fault_are_called_its_effect():
     rows = cut(lambda n: 0.01 if n < 33 else 1.0, kl=lambda n: 0.001 if n < 31 else 3.0)
     diagnosis = diagnose_rows(rows, Setup("trl"))
     truncated = found(diagnosis, "truncated")
-    assert truncated.cause.endswith("; it was 1% before step 32: probably an effect of kl-drift")
+    assert truncated.cause.endswith("; it was 1% before step 31: probably an effect of kl-drift")
     assert truncated.advice.startswith(
         "follow the advice on kl-drift first; if answers are still cut off then, allow"
     )

@@ -350,7 +350,12 @@ def find_jump(values: Sequence[float]) -> Jump | None:
     change_nearby = fmean(values[best : best + near]) - fmean(values[best - near : best])
     if change_nearby / (after - before) < JUMP_SHARE:
         return None
-    return Jump(best, before, after, errors)
+    # The windows may fit best a row or two beside the largest step.
+    direction = math.copysign(1.0, after - before)
+    row = max(
+        range(best - near, best + near + 1), key=lambda other: direction * (values[other] - values[other - 1])
+    )
+    return Jump(row, fmean(values[max(0, row - window) : row]), fmean(values[row : row + window]), errors)
 
 
 def onset(
@@ -414,11 +419,14 @@ def _first_step_in(
 ) -> float | None:
     """Return the step at which a part begins: one whose value meets a condition too.
 
-    It is the last row of the first window, unless the condition is met from the start on, or a row near it.
+    It is the last row of the first window, unless the condition is met from the start on, or a row near it; and the
+    first of the rows of that window up to it that meet the condition too.
     """
     middle = first + window - 1 if first else 0
     for row in chain(range(middle, last + window), range(first, middle)):
         if row_condition(metric.values[row]):
+            while row > first and row_condition(metric.values[row - 1]):
+                row -= 1
             return metric.steps[row]
     return None
 

@@ -18,7 +18,7 @@ from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE, TEN_TIMES_SMALLE
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
 from rlvet.checks.log.length import LENGTH_COLLAPSE, with_cut_answers_after_cause
-from rlvet.checks.log.life import RUN_DIED
+from rlvet.checks.log.life import METRIC_LOST, RUN_DIED
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
@@ -218,7 +218,7 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
                 checkpoint = f"before step {format_step(step)}{describe_saved(saved, step)}"
                 resumption = kind.resumption(checkpoint)
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
-        may_be_effect = finding.ok is False and (finding.onset or 0.0) > lost_from
+        may_be_effect = (finding.ok is False or kind is METRIC_LOST) and (finding.onset or 0.0) > lost_from
         # Of lost signal and cut answers it is said already.
         if may_be_effect and COLLAPSE.code not in finding.advice:
             finding = finding._replace(

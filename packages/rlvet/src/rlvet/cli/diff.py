@@ -24,8 +24,8 @@ def diff_command(
 ) -> None:
     """Say what differs between two configurations or two runs, in effect and not in spelling.
 
-    Of configurations: settings that train something else, with the defaults of the framework filled in. Of logs: the
-    first step at which each metric parts beyond its noise.
+    Of configurations: settings that train something else, with the defaults of the framework filled in. Of logs: a
+    step by which each metric has parted beyond its noise.
 
     Exits with 0 if nothing differs in effect, with 1 if something does, and with 2 if one of the two cannot be read or
     they are of different kinds.

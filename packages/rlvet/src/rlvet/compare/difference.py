@@ -524,7 +524,7 @@ def diff(
         notes.append(_missing_settings(sides))
         pairs = differing_pairs(Path(a), Path(b))
         if pairs:
-            notes.append(f"printed before training, with unknown effect (A | B): {_joined(pairs)}")
+            notes.append(f"printed before training, and not judged (A | B): {_joined(pairs)}")
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(first.path, second.path, configurations, logs, notes, methods, diagnoses, keys)

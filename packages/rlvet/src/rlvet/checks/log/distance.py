@@ -13,6 +13,7 @@ from statistics import median
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Case, Course, Series, earliest_onset, rises, tenths
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.movement import NEAR_REFERENCE
 from rlvet.checks.log.results import (
     FEW_STEPS,
     FIRST_ROW_TO_LAST_TENTH,
@@ -27,7 +28,7 @@ from rlvet.checks.log.results import (
 from rlvet.checks.registry import LOGS
 from rlvet.runs.setup import Setup
 
-REFERENCE_KL = 0.1
+REFERENCE_KL = NEAR_REFERENCE
 """KL to the reference (nats per token) at the first step, before any update, above which the reference is another model
 than the one that training began with. A right reference has 0 there. The logs of ``benchmarks/doctor`` whose authors
 used another one have 0.3 to 34."""

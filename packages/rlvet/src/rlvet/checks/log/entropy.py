@@ -15,6 +15,7 @@ from rlvet.checks.course import (
     ends_higher,
     onset,
     rise_in_errors,
+    tenths,
 )
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.data import check_data
@@ -234,7 +235,8 @@ def check_entropy(case: Case) -> Finding:
             reason = _describe_no_rise(reward_after, reward)
     if collapsed and not rose and not solved:
         start = onset(entropy, lambda mean: mean < ENTROPY_LEFT * first)
-        cause = f"{change}: the policy has stopped exploring, and {reason}{before_the_limit('entropy', entropy, start)}"
+        cause = f"{change}: the policy has stopped exploring, and {reason}"
+        cause += f"{before_the_limit('entropy', entropy, start)}{_rise_between(entropy)}"
         # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may
         # be the price of learning.
         rose_earlier = len(reward.values) >= 30 and rise_in_errors(reward) > 3
@@ -258,6 +260,14 @@ def check_entropy(case: Case) -> Finding:
     if last < FALLEN * first and not rose and not ends_higher(reward):
         return undecided_check("it has fallen while the reward did not rise, but is not low")
     return finding
+
+
+def _rise_between(entropy: Series) -> str:
+    """Return a clause on a tenth of the run in which the entropy was far above its start; empty without one."""
+    highest = max(tenths(entropy.values), default=0.0) if len(entropy.values) >= 10 else 0.0
+    if highest <= max(ENTROPY_RISE * entropy.first, entropy.first + 1):
+        return ""
+    return f"; before, it had risen to {format_number(highest)} (mean of a tenth of the run)"
 
 
 def expected_fall(course: Course) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share, format_step
@@ -310,14 +311,34 @@ def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
         share = rows_at_cap / len(length.values)
         if share < 0.1 or cap != int(cap) or mean < 0.75 * cap:
             # Mean lengths below a cap that is not known show nothing.
-            return undecided_check("log the share of answers cut off")
+            advice = "log the share of answers cut off"
+            if rows_at_cap >= 3 and cap == int(cap) and cap >= SHORTEST_CAP:
+                rows = f"{rows_at_cap} of {len(length.values)} log steps"
+                advice = f"the mean length is exactly {cap:.0f} in {rows}, which may be the cap: {advice}"
+            return undecided_check(advice)
     if _earns_the_most(course.series("reward"), length, cap):
         return undecided_check("log the share of answers cut off")
     cause = (
         f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {rows_at_cap} of {len(length.values)} log "
-        "steps: that is the cap, and every answer of these steps was cut off"
+        f"steps: that is the cap, and every answer of these steps was cut off{_longest_part_below(length, cap)}"
     )
-    return finding.failed(TRUNCATED, cause, onset=length.steps[0], quantities=["length"])
+    start = length.steps[length.values.index(cap)]
+    return finding.failed(TRUNCATED, cause, onset=start, quantities=["length"])
+
+
+LONG_PART = 0.25
+"""Share of the log steps from which a part without a length at the cap is told."""
+
+
+def _longest_part_below(length: Series, cap: float) -> str:
+    """Return a clause on the longest part of a run in which no mean length is at the cap; empty without a long one."""
+    parts = [
+        [*points] for is_below, points in groupby(length.points, lambda point: point[1] < cap) if is_below
+    ]
+    longest = max(parts, key=len, default=[])
+    if len(longest) < LONG_PART * len(length.values):
+        return ""
+    return f"; none is from step {format_step(longest[0][0])} to {format_step(longest[-1][0])}"
 
 
 MOST_OF_THE_REWARD = 0.9

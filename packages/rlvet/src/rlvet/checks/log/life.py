@@ -317,16 +317,26 @@ def check_metrics(case: Case) -> Finding:
     if not lost:
         return undecided_check("reported by another finding")
     clauses = []
+    starts = {streak.name: _first_step(streak, course) for streak in lost}
     for streak in lost[:3]:
-        step = format_step(course.rows[streak.first]["step"])
-        clauses.append(f"{_describe(streak)} from step {step} on")
+        clauses.append(f"{_describe(streak)} from step {format_step(starts[streak.name])} on")
     more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
     first = min(lost, key=lambda streak: streak.first)
-    steps = (course.rows[first.first]["step"], course.rows[-1]["step"])
+    steps = (starts[first.name], course.rows[-1]["step"])
     rows = len(course.rows) - first.first
     finding = Finding("ok", True, "", rows, None, rows, steps=steps, measure="log steps since then")
     quantities = [streak.name for streak in lost if streak.name in QUANTITIES]
     return finding.failed(METRIC_LOST, f"{'; '.join(clauses)}{more}", onset=steps[0], quantities=quantities)
+
+
+def _first_step(streak: Streak, course: Course) -> float:
+    """Return the first step of a streak, with the first of the equal values of one that repeats its value."""
+    step = course.rows[streak.first]["step"]
+    if streak.state != "frozen":
+        return step
+    series = course.series(streak.name)
+    row = bisect.bisect_left(series.steps, step) - 1
+    return series.steps[row] if row >= 0 and series.values[row] == streak.value else step
 
 
 def _is_lost(streak: Streak, case: Case) -> bool:

@@ -181,6 +181,9 @@ LITTLE_KL = 0.01
 LITTLE_RATE = 5e-7
 """Learning rate up to which updates are small."""
 
+NEAR_REFERENCE = 0.1
+"""KL to the reference (nats per token) of the first log step up to which training began near the reference."""
+
 MANY_STEPS = 100
 """Number of training steps from which a policy should have moved."""
 
@@ -190,7 +193,8 @@ HARDLY_MOVES = Kind(
     meaning="the policy has hardly changed",
     condition=(
         f"after {MANY_STEPS} steps without a higher reward, the KL divergence to the reference is below "
-        f"{LITTLE_KL:g}, or the learning rate is at most {LITTLE_RATE:g}"
+        f"{LITTLE_KL:g}; or, without a KL or with one that was large from the start and does not change, the learning "
+        f"rate is at most {LITTLE_RATE:g}"
     ),
     remedy="use a learning rate three to ten times larger{learning rate}",
     settings=("learning rate",),
@@ -198,6 +202,25 @@ HARDLY_MOVES = Kind(
     source="logs of Coicozoi/minimind-from-scratch and adv06/WidgetAnchor",
     scenarios=("policy hardly moves", "learning rate too small"),
 )
+
+
+NO_KL = "log the KL to the reference"
+"""The advice if nothing shows whether the policy moves."""
+
+LARGE_FROM_THE_START = (
+    "the KL to the reference does not begin near 0 and does not change, so it shows no movement"
+)
+"""The reason why a KL decides nothing."""
+
+CLEAR_CHANGE = 3.0
+"""Standard errors above which a KL that was large from the start has changed."""
+
+
+def _shows_movement(kl: Series) -> bool:
+    """Return whether a KL to the reference shows if the policy moves: it began near 0, or has clearly changed."""
+    if not kl.values or max(kl.values) <= 0:
+        return False
+    return abs(kl.values[0]) <= NEAR_REFERENCE or abs(rise_in_errors(kl)) > CLEAR_CHANGE
 
 
 @LOGS.check(
@@ -216,7 +239,7 @@ def check_small_steps(case: Case) -> Finding:
     steps = course.rows[-1]["step"] - course.rows[0]["step"] + 1
     if len(reward.values) < 30 or steps < MANY_STEPS:
         return undecided_check(f"judged after {MANY_STEPS} training steps, of which 30 have a reward")
-    if kl.values and max(kl.values) > 0:
+    if _shows_movement(kl):
         finding = passed_check(kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
         quantity = "kl"
         is_small = False
@@ -231,10 +254,10 @@ def check_small_steps(case: Case) -> Finding:
         is_small = 0 < max(rates) <= LITTLE_RATE
         if not is_small:
             # A learning rate alone shows no movement.
-            return undecided_check("log the KL to the reference")
+            return undecided_check(NO_KL if not kl.values else LARGE_FROM_THE_START)
         evidence = f"the learning rate is at most {format_number(max(rates), 2)}, over {steps:.0f} steps"
     else:
-        return undecided_check("log the KL to the reference")
+        return undecided_check(NO_KL if not kl.values else LARGE_FROM_THE_START)
 
     entropy = course.series("entropy")
     same_entropy = not entropy.values or 0.75 < entropy.last / (entropy.first or 1.0) < 1.33

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from statistics import fmean, median
 
-from rlvet._numbers import format_number, format_share
+from rlvet._numbers import format_number, format_share, format_step
 from rlvet.checks.course import (
     Case,
     Course,
@@ -167,7 +167,8 @@ WANDERING = 3.0
 """A fall of the reward must be this many times its median change from tenth to tenth."""
 
 COMPARED_AT_A_FALL = (
-    r"(^|/)(kl|ppo_kl|kl_loss|entropy|grad_norm|mean_length|\w*length/mean|clip(ped)?_ratio)$"
+    r"(^|/)(kl|ppo_kl|kl_loss|entropy|grad_norm|(mean_|completion_|response_)?length|\w*length/mean"
+    r"|clip(ped)?_ratio)$"
 )
 """A pattern for the names of the metrics that are compared before and after a fall of the reward."""
 
@@ -289,19 +290,26 @@ def check_fall(case: Case) -> Finding:
             )
         return finding
 
-    changed = _changed_metrics(course, count, best)
-    changes = _describe_changes({"reward": (means[best], means[-1]), **changed})
-    cause = f"{changes}, from the best {_block_name(count)} to the last"
-    if not is_lost:
-        manner = ", in a steady fall" if is_steady else ""
-        cause = f"{cause}: {format_share(loss / height)} of it is lost{manner}"
     start = start_of_fall(after_best, means[best], loss, max(2 * noise, wandering / 2))
     # A fall to a constant reward begins with it at the latest.
     floor = case.of(check_constant_reward)
     if floor.onset is not None and floor.onset > after_best.steps[0]:
         start = min(start, floor.onset)
-    rows_of_best = slice(first_row, first_row + len(rows_of_blocks[best]))
-    cause = f"{cause}{_changed_for_a_while(course, rows_of_best, reward.steps.index(start), size)}"
+    start_row = reward.steps.index(start)
+    rows_before = slice(first_row, first_row + len(rows_of_blocks[best]))
+    where = ""
+    if first_row < start_row < rows_before.stop and not is_steady:
+        # Rows of the fall itself are none of what was before.
+        rows_before = slice(first_row, start_row)
+        where = f" before step {format_step(start)}"
+    top = fmean(reward.values[rows_before])
+    changed = _changed_metrics(course, rows_before, slice(-size, None))
+    changes = _describe_changes({"reward": (top, means[-1]), **changed})
+    cause = f"{changes}, from the best {_block_name(count)}{where} to the last"
+    if not is_lost:
+        manner = ", in a steady fall" if is_steady else ""
+        cause = f"{cause}: {format_share((top - means[-1]) / (top - lowest))} of it is lost{manner}"
+    cause = f"{cause}{_changed_for_a_while(course, rows_before, start_row, size)}"
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
@@ -324,7 +332,8 @@ def _check_thirds(finding: Finding, course: Course, step_noise: float) -> Findin
     errors = STANDARD_ERRORS if len(reward.values) >= PLATEAU_STEPS else ERRORS_IN_FEW_STEPS
     if loss < errors * step_noise / math.sqrt(len(reward.values) / 3):
         return None
-    changed = _changed_metrics(course, 3, 0)
+    third = max(1, len(reward.values) // 3)
+    changed = _changed_metrics(course, slice(third), slice(-third, None))
     changes = _describe_changes({"reward": (before, after), **changed})
     cause = f"{changes}, {THIRDS}: {format_share(loss / height)} of it is lost"
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
@@ -365,15 +374,15 @@ def _ratio(mean: float, other: float) -> float:
     return (larger + 0.01) / (smaller + 0.01)
 
 
-def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[float, float]]:
+def _changed_metrics(course: Course, rows_before: slice, rows_after: slice) -> dict[str, tuple[float, float]]:
     """Return the metrics that changed most with a fall of the reward, with their means before and after it.
 
     They have doubled or halved, or surely changed by a part, and may explain the fall.
 
     Args:
         course: The metrics of the run.
-        count: The number of blocks of the run.
-        best: The block with the best reward, before the fall.
+        rows_before: The rows of the best part of the run, before the fall.
+        rows_after: Those of its end.
     """
     means: dict[str, tuple[float, float]] = {}
     ratios: dict[str, float] = {}
@@ -381,10 +390,10 @@ def _changed_metrics(course: Course, count: int, best: int) -> dict[str, tuple[f
         # A mean of a few steps with a gradient among others without one says little.
         if name.endswith("grad_norm") and values.count(0) > len(values) / 2:
             continue
-        parts = blocks(values, count)
-        before, after = fmean(parts[best]), fmean(parts[-1])
+        parts = values[rows_before], values[rows_after]
+        before, after = map(fmean, parts)
         ratio = _ratio(before, after)
-        error = math.hypot(standard_error(parts[best]), standard_error(parts[-1]))
+        error = math.hypot(*map(standard_error, parts))
         has_surely_changed = ratio > CHANGED and abs(after - before) > STANDARD_ERRORS * error
         # Two names of one metric have the same values.
         if (ratio > 2 or has_surely_changed) and (before, after) not in means.values():
@@ -565,6 +574,7 @@ def check_plateau(case: Case) -> Finding:
     late_rewards = reward.values[turn:]
     slope = fit_slope(late_rewards)
     upper_limit = max(0.0, slope.rise) + 2 * slope.error
+    largest_rise_in_fall = max(0.0, slope.rise + 2 * slope.error)
     start = reward.steps[turn]
     end = reward.steps[-1]
     share = len(late_rewards) / len(reward.values)
@@ -591,7 +601,8 @@ def check_plateau(case: Case) -> Finding:
     if is_coarse and not falls_surely:
         cause = f"{cause}; too short or too noisy to tell whether it rises, by up to {largest_rise}"
     elif falls and not falls_surely:
-        cause = f"{cause}; a rise of more than {largest_rise} is excluded (two standard errors)"
+        of_more = f" of more than {format_number(largest_rise_in_fall, 2)}" if largest_rise_in_fall else ""
+        cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
         cause = f"{cause}; it rises by at most {largest_rise} (two standard errors)"
     if case.of(is_solved):
