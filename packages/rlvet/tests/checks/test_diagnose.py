@@ -187,17 +187,7 @@ COURSES = [
         r"of the run to the last",
         False,
     ),
-    (
-        FALLS | {"completions/clipped_ratio": lambda t: 0.6 + 0.4 * t},
-        "truncated: 90% of answers are cut off",
-        False,
-    ),
-    # Most answers are cut off only after the reward has begun to fall.
-    (
-        FALLS | {"completions/clipped_ratio": lambda t: t},
-        r"collapse: reward 0.6\d* → -?0.00\d*, grad_norm 0.3 → 8, completions/clipped_ratio 0.1",
-        False,
-    ),
+    (FALLS | {"completions/clipped_ratio": lambda t: t}, "truncated: 75% of answers are cut off", False),
     (
         {"learning_rate": lambda t: 0.0, "reward": lambda t: 0.3},
         "no-step: learning_rate never exceeds 0",

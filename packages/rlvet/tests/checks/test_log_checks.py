@@ -413,7 +413,10 @@ def test_what_changed_as_a_fall_began_and_came_back_is_told():
             {"step": step, "reward": reward, "completions/mean_length": length + draw.random(), "kl": 0.1}
         )
     (fall,) = [finding for finding in log_findings(rows) if finding.code == "collapse"]
-    clause = r"; as it began, completions/mean_length was 4\.\d+, where it was 20[01] before and is 20[01] at the end$"
+    clause = (
+        r"; as it began, completions/mean_length was 4\.\d+, where it was 20[01] in that best part and is 20[01] at "
+        "the end$"
+    )
     assert re.search(clause, fall.cause)
 
 
@@ -1148,3 +1151,39 @@ def test_a_value_that_repeats_after_a_fall_may_be_its_effect():
     (finding,) = [one for one in log_findings(rows) if one.code == "metric-lost"]
     assert finding.onset == 60
     assert finding.advice.startswith("look at collapse first, which began before")
+
+
+@pytest.mark.parametrize("place", [{"step": 800}, {"epoch": 0.8}])
+def test_a_log_that_lacks_the_start_of_its_run_says_nothing_of_the_start(place):
+    """Its first KL is that of a policy which has moved, and its reward may have risen before."""
+    draw = random.Random(8)
+    rows = []
+    for number in range(1, 61):
+        row = {"step": number + place.get("step", 0), "reward": 0.7 + draw.gauss(0, 0.05), "dead": 0.8}
+        if "epoch" in place:
+            row["epoch"] = place["epoch"] + number / 1000
+        rows.append(row | {"kl": 0.35 * (1 + draw.gauss(0, 0.1))})
+    log = Log.of(rows)
+    findings = {finding.code: finding for finding in log_findings(log.rows) if finding.cause}
+    assert "reference-kl" not in findings
+    assert findings["no-signal"].severity == "look"
+    assert "the whole log" in findings["plateau"].cause
+    first = "epoch 0.801" if "epoch" in place else "step 801"
+    diagnosis = Diagnosis(log_findings(log.rows), rows=log.rows, log=log)
+    assert f"the log begins at {first}: the start of the run is missing" in str(diagnosis)
+    whole = [{**row, "step": number} for number, row in enumerate(rows, 1)]
+    for row in whole:
+        row.pop("epoch", None)
+    assert "reference-kl" in [finding.code for finding in log_findings(whole)]
+
+
+def test_answers_that_were_cut_off_for_a_while_cost_that_while():
+    draw = random.Random(5)
+    rows = []
+    for step in range(1, 101):
+        share = 0.9 if 41 <= step <= 50 else 0.0
+        rows.append(
+            {"step": step, "reward": 0.5 + draw.gauss(0, 0.02), "cut": share, "length": 200.0 + step % 7}
+        )
+    (finding,) = [one for one in log_findings(rows) if one.code == "truncated"]
+    assert (finding.onset, finding.cost) == (41, "10 of 100 log steps")

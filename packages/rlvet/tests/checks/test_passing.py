@@ -157,3 +157,22 @@ def test_a_dip_of_a_healthy_reward_is_told_as_one_of_the_reward(shape):
 def test_rows_of_a_record_have_none():
     rows = [row for row in rows_of(kl=3.0) for _ in range(2)]
     assert Diagnosis([], rows=Course(rows).rows).in_passing == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 5])
+def test_single_log_steps_far_above_usual_are_told(rows):
+    log = Log.of(rows_of(first=300, last=299 + rows, grad_norm=60.0, kl=4.0))
+    findings = log_findings(log.rows)
+    diagnosis = Diagnosis(findings, rows=log.rows, log=log)
+    lines = [line for line in diagnosis.remarks if line.startswith("in single log steps")]
+    if rows in (0, 5):
+        assert lines == []
+        return
+    (line,) = lines
+    values = {name: [(row[name], row["step"]) for row in log.rows] for name in ("grad_norm", "kl")}
+    value, step = max(values["grad_norm"])
+    more = f", and {rows - 1} more" if rows > 1 else ""
+    assert f"the gradient norm {value:.3g} at step {step:.0f}, where its median is 0.3" in line
+    assert (
+        f"{more}; KL to the reference {max(values['kl'])[0]:.3g} at step {max(values['kl'])[1]:.0f}" in line
+    )

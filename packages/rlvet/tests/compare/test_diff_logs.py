@@ -519,3 +519,18 @@ def test_a_metric_without_a_common_value_parts_at_the_first_step():
     high = [row | {"reward_std": 0.03 + 0.002 * row["step"] + draw.uniform(0, 0.03)} for row in low]
     [parted] = [one for one in compare_logs(low, high).parted if one.name == "reward_std"]
     assert parted.step == 1
+
+
+def test_rows_without_steps_are_not_compared_with_those_that_have_some(tmp_path):
+    draw = random.Random(5)
+    rows = [{"loss": 0.1, "reward": round(draw.random(), 4), "kl": 0.01} for _ in range(40)]
+    (tmp_path / "a.log").write_text("".join(f"{row}\n" for row in rows))
+    (tmp_path / "b.log").write_text(
+        "".join(f"{row | {'step': 5 * number}}\n" for number, row in enumerate(rows, 1))
+    )
+    with pytest.raises(ValueError, match="the rows of A have no steps, so that they cannot be compared"):
+        diff(tmp_path / "a.log", tmp_path / "b.log")
+    with pytest.raises(ValueError, match="the rows of B have no steps"):
+        diff(tmp_path / "b.log", tmp_path / "a.log")
+    both = diff(tmp_path / "a.log", tmp_path / "a.log")
+    assert "the rows of both logs have no steps: a step is the number of a row" in both.notes

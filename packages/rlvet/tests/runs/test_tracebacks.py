@@ -72,3 +72,16 @@ def test_an_error_is_shortened(tmp_path):
     error = read_log(file).error
     assert LONGEST_ERROR - 5 < len(error) <= LONGEST_ERROR + 2
     assert error.endswith(" word …")
+
+
+@pytest.mark.parametrize(("zeros", "is_told"), [(0, False), (8, False), (30_000, True)])
+def test_a_lost_part_of_a_file_is_told(zeros, is_told, tmp_path):
+    """A file system that lost a part of a file leaves zero bytes."""
+    file = tmp_path / "train.log"
+    start = "started\n" * 600
+    text = start + "\0" * zeros + "\n" + rows(0, 20)
+    file.write_text(text)
+    notes = [note for note in read_log(file).notes if "zero bytes" in note]
+    assert bool(notes) == is_told
+    if is_told:
+        assert notes[0].startswith(f"{round(100 * zeros / len(text))}% of the text are zero bytes")

@@ -152,6 +152,27 @@ def end_means(values: Sequence[float], fraction: int) -> tuple[float, float]:
     return fmean(values[:count]), fmean(values[-count:])
 
 
+BEGUN_BEFORE = 5
+"""Step or epoch of the first row, in mean distances between rows, above which the run had begun before the log."""
+
+
+def begins_in_the_middle(course: Course) -> bool:
+    """Return whether a run had begun long before the first row of its log, by its steps or by its epochs.
+
+    A run that was resumed may count its steps from 1, but its epoch goes on.
+
+    >>> begins_in_the_middle(Course([{"step": 5.0 * row, "reward": 0.5} for row in range(1, 9)]))
+    False
+    >>> begins_in_the_middle(Course([{"step": float(row), "epoch": 0.8 + row / 100} for row in range(1, 9)]))
+    True
+    """
+    epochs = course.series("epoch").values
+    return any(
+        len(values) > 1 and values[0] > BEGUN_BEFORE * (values[-1] - values[0]) / (len(values) - 1) > 0
+        for values in (course.rows.column("step"), epochs)
+    )
+
+
 def deviation(values: Sequence[float]) -> float:
     """Compute the standard deviation of a population.
 

@@ -10,16 +10,16 @@ from itertools import pairwise
 from statistics import median
 from typing import Any
 
-from rlvet._numbers import format_step
+from rlvet._numbers import format_number, format_step
 from rlvet._severities import MEANINGS, SEVERITIES, is_at_least
 from rlvet._shown import as_html
 from rlvet._terminal import printable
-from rlvet.checks.course import Course, Series
+from rlvet.checks.course import Course, Series, begins_in_the_middle
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
-from rlvet.checks.passing import in_passing
+from rlvet.checks.passing import in_passing, in_single_steps
 from rlvet.lint.checks import LintReport
 from rlvet.runs import Setup
 from rlvet.runs.beginnings import groups_of
@@ -191,8 +191,11 @@ class Diagnosis:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on an error at the end, on a missing verdict, and on parts in passing."""
-        return [*filter(None, [self.error, self.for_a_verdict]), *self.in_passing]
+        """Sentences on an error at the end, a missing start or verdict, single log steps, and parts in passing."""
+        if self.no_verdict:
+            return [*filter(None, [self.error, self.for_a_verdict]), *self.in_passing]
+        spikes = in_single_steps(Course(self.rows), self.findings) if self.log is not None else ""
+        return [*filter(None, [self.error, self.beginning, spikes]), *self.in_passing]
 
     @property
     def error(self) -> str:
@@ -200,6 +203,17 @@ class Diagnosis:
         if self.log is None or not self.log.error:
             return ""
         return f"after its last row, the output has an error: {self.log.error!r}"
+
+    @property
+    def beginning(self) -> str:
+        """A sentence on a log that lacks the start of its run; empty for others."""
+        if self.log is None or not self.rows or not begins_in_the_middle(Course(self.rows)):
+            return ""
+        epochs = Course(self.rows).series("epoch").values
+        first = f"epoch {format_number(epochs[0])}" if epochs else f"step {format_step(self.rows[0]['step'])}"
+        return (
+            f"the log begins at {first}: the start of the run is missing, and its first rows are later ones"
+        )
 
     @property
     def unread(self) -> list[str]:

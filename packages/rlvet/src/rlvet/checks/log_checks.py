@@ -17,7 +17,7 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE, TEN_TIMES_SMALLER
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
-from rlvet.checks.log.length import LENGTH_COLLAPSE, with_cut_answers_after_cause
+from rlvet.checks.log.length import CUT_FOR_A_WHILE, LENGTH_COLLAPSE, with_cut_answers_after_cause
 from rlvet.checks.log.life import METRIC_LOST, RUN_DIED
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
@@ -54,7 +54,7 @@ def log_findings(
     for check in LOGS.checks():
         case.findings.append(case.of(check.function))
     findings = _with_numbers_after_large_steps(case.findings)
-    findings = _with_fall_before_effects(_with_lost_signal_last(findings))
+    findings = _with_fall_before_effects(_with_lost_signal_last(findings), case.course.rows)
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
     findings = _with_full_advice(findings, case.course.rows, saved)
@@ -111,15 +111,30 @@ def _with_lost_signal_last(findings: Sequence[Finding]) -> list[Finding]:
     return [*others[:position], *causes, *others[position:]]
 
 
-def _with_fall_before_effects(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the findings with the fall of the reward before what follows from it."""
+NEAR_ROWS = 3
+"""Number of rows after a fall of the reward within which a fault began at about the same time."""
+
+
+def _soon_after(step: float, rows: CompactRows) -> float:
+    """Return the last step of the rows that follow soon after a step."""
+    steps = rows.column("step")
+    return steps[min(len(steps) - 1, bisect.bisect_left(steps, step) + NEAR_ROWS)]
+
+
+def _with_fall_before_effects(findings: Sequence[Finding], rows: CompactRows) -> list[Finding]:
+    """Return the findings with the fall of the reward before what follows from it.
+
+    Args:
+        findings: The findings.
+        rows: The rows of the log.
+    """
     fall = _of_kind(findings, COLLAPSE)
     if fall is None:
         return list(findings)
     position = findings.index(fall)
     before, effects = [], []
     for finding in findings[:position]:
-        if not _is_effect_of_fall(finding, fall):
+        if not _is_effect_of_fall(finding, fall, rows):
             before.append(finding)
         elif finding.kind is NO_SIGNAL:
             advice = f"follow the advice on {fall.code} first; then {finding.advice}"
@@ -129,11 +144,11 @@ def _with_fall_before_effects(findings: Sequence[Finding]) -> list[Finding]:
     return [*before, fall, *effects, *findings[position + 1 :]]
 
 
-def _is_effect_of_fall(finding: Finding, fall: Finding) -> bool:
+def _is_effect_of_fall(finding: Finding, fall: Finding, rows: CompactRows) -> bool:
     """Return whether a finding follows from a fall of the reward.
 
     That is the floor to which the reward fell, groups whose rewards are equal as the run lost most of them, and any
-    fault that began after such a loss.
+    fault that began long after such a loss.
     """
     is_large = fall.ok is False
     if finding.kind is NO_SIGNAL:
@@ -142,7 +157,7 @@ def _is_effect_of_fall(finding: Finding, fall: Finding) -> bool:
         return False
     if finding.kind is REWARD_FLAT:
         return fall.onset <= finding.onset
-    return is_large and fall.onset < finding.onset
+    return is_large and _soon_after(fall.onset, rows) < finding.onset
 
 
 EARLY_SHARE = 0.1
@@ -175,15 +190,18 @@ def _first_onset(findings: Sequence[Finding], rows: CompactRows) -> float:
     return min([first, *jumps])
 
 
-def _with_cause_of_fall(fall: Finding, findings: Sequence[Finding], faults: Sequence[Finding]) -> Finding:
+def _with_cause_of_fall(
+    fall: Finding, findings: Sequence[Finding], faults: Sequence[Finding], rows: CompactRows
+) -> Finding:
     """Return a fall of the reward with advice on what may be its cause, which nothing is that began after it.
 
     Args:
         fall: The finding.
         findings: All findings.
         faults: The faults that are told before it.
+        rows: The rows of the log.
     """
-    start = math.inf if fall.onset is None else fall.onset
+    start = math.inf if fall.onset is None else _soon_after(fall.onset, rows)
     if any(fault.onset is None or fault.onset <= start for fault in faults):
         return fall._replace(advice=f"look at the faults above first, which may be its cause; {fall.advice}")
     others = [
@@ -205,7 +223,8 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
     early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
     broken_from = _first_onset(findings, rows)
     fall = _of_kind(findings, COLLAPSE)
-    lost_from = math.inf if fall is None or fall.ok is not False or fall.onset is None else fall.onset
+    is_lost = fall is not None and fall.ok is False
+    lost_from = _soon_after(fall.onset, rows) if is_lost and fall.onset is not None else math.inf
     result = []
     faults: list[Finding] = []
     for finding in findings:
@@ -225,7 +244,7 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
                 advice=f"look at {COLLAPSE.code} first, which began before; {finding.advice}"
             )
         if kind is COLLAPSE:
-            finding = _with_cause_of_fall(finding, findings, faults)
+            finding = _with_cause_of_fall(finding, findings, faults, rows)
         if finding.ok is False:
             faults.append(finding)
         result.append(finding)
@@ -238,7 +257,8 @@ def _with_cost(finding: Finding, rows: CompactRows, are_steps_counted: bool) -> 
         return finding
     steps = rows.column("step")
     last = steps[-1]
-    if finding.kind is RUN_DIED and finding.steps is not None:
+    is_over = finding.kind is RUN_DIED or finding.measure == CUT_FOR_A_WHILE
+    if is_over and finding.steps is not None:
         # The run may have come back.
         last = finding.steps[1]
     times = [*rows.values("step_time", 0.0)]

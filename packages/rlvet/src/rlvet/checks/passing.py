@@ -280,6 +280,36 @@ def _has_told(finding: Finding, name: str, start: float, end: float) -> bool:
     return finding.kind is RUN_DIED and start <= finding.onset <= end
 
 
+SPIKE = 30.0
+"""A value is told as a spike if it is this many times the median of its metric."""
+
+
+def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
+    """Return a sentence on the largest gradient norm and KL of single log steps, far above usual; empty without one.
+
+    Args:
+        course: The metrics.
+        findings: The findings, which are not repeated.
+    """
+    texts = []
+    for name in ("grad_norm", "kl"):
+        metric = course.series(name)
+        positive = [value for value in metric.values if value > 0]
+        if len(positive) < FEWEST_ROWS or any(name in finding.quantities for finding in findings):
+            continue
+        usual = median(positive)
+        spikes = [(value, step) for step, value in metric.points if value > SPIKE * usual]
+        if not 0 < len(spikes) < SHORTEST:
+            continue
+        value, step = max(spikes)
+        other = f", and {len(spikes) - 1} more" if len(spikes) > 1 else ""
+        texts.append(
+            f"{NAMES[name]} {format_number(value)} at step {format_step(step)}, where its median is "
+            f"{format_number(usual)}{other}"
+        )
+    return f"in single log steps: {'; '.join(texts)}" if texts else ""
+
+
 def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
     """Return a sentence on each part of a run in which metrics left their usual values, and returned.
 

@@ -488,7 +488,17 @@ def diff(
     logs = keys = None
     if first.log is not None and second.log is not None:
         of_groups = OF_GROUPS if first.is_of_batches != second.is_of_batches else ()
+        counted = [
+            name for name, log in zip("AB", (first.log, second.log), strict=True) if log.are_steps_counted
+        ]
         try:
+            if len(counted) == 1:
+                raise InvalidValue(
+                    f"the rows of {counted[0]} have no steps, so that they cannot be compared with those of the other "
+                    "log; `rlvet report A B` draws the two on one page"
+                )
+            if counted:
+                notes.append("the rows of both logs have no steps: a step is the number of a row")
             logs = compare_logs(first.rows, second.rows, left_out=of_groups)
         except InvalidValue as error:
             if first.training is None or second.training is None:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Case, Course, Series, earliest_onset, rises, tenths
+from rlvet.checks.course import Case, Course, Series, begins_in_the_middle, earliest_onset, rises, tenths
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.movement import NEAR_REFERENCE
 from rlvet.checks.log.results import (
@@ -46,17 +46,14 @@ GROWTH = 4.0
 LATE_EPOCH = 0.1
 """Epoch of the first row from which a log of a few rows is an excerpt from the middle of a run, whatever its steps."""
 
-RESUMED = 5
-"""Epoch of the first row, in mean distances between rows, above which the log begins in the middle of a run."""
-
 OTHER_REFERENCE = Kind(
     code="reference-kl",
     severity="fix",
     meaning="the KL term refers to a model other than the one that training began with",
     condition=(
         f"the KL divergence to the reference is above {REFERENCE_KL:g} at step 1; or above {3 * REFERENCE_KL:g} "
-        f"in the first row of a later step, at most {MOST_OF_ANOTHER_MODEL:g}, and not below half of the median of all "
-        "rows"
+        f"in the first row of a later step, but not above {MOST_OF_ANOTHER_MODEL:g}, nor below half of the median of "
+        "all rows; undecided if the run had begun long before the log"
     ),
     remedy=(
         "use the model that training begins with as the reference: merge the adapter of supervised "
@@ -86,6 +83,8 @@ def check_reference(case: Case) -> Finding:
     finding = passed_check(kl, first, "KL to the reference in the first log step", slice(1))
     if first <= REFERENCE_KL:
         return finding
+    if begins_in_the_middle(course):
+        return undecided_check("the run had begun before the log")
 
     early = kl.values[:EARLY_ROWS]
     # The first row may be a mean over several steps, and then its KL is above 0 in any run. It is evidence if it is as
@@ -122,9 +121,6 @@ def _begins_before_updates(course: Course, setup: Setup) -> bool:
     kl = course.series("kl")
     epochs = course.series("epoch").values
     if len(kl.values) < EARLY_ROWS and epochs and epochs[0] >= LATE_EPOCH:
-        return False
-    # A run that was resumed may count its steps from 1, but its epoch goes on.
-    if len(epochs) > 1 and epochs[0] > RESUMED * (epochs[-1] - epochs[0]) / (len(epochs) - 1) > 0:
         return False
     # verl logs the mean over all updates of a step, and only the first of these comes before any update.
     if setup.framework == "verl" and (setup.updates or 1) > 1:

@@ -42,6 +42,9 @@ from rlvet.checks.log.results import (
 from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import EVALUATION
 
+CUT_FOR_A_WHILE = "share of answers cut off in these log steps"
+"""The measure of answers that were cut off in a part of the run, and no more at its end."""
+
 MANY_CUT = 0.3
 """Share of answers cut off in the last tenth above which this is a fault, if it has tripled since the first half."""
 
@@ -71,7 +74,7 @@ TRUNCATED = Kind(
     ),
     remedy=(
         "allow longer answers{length cap}, or ask for shorter ones; the reward of an answer that is cut off "
-        "is not one for its result"
+        "may not be one for its result"
     ),
     settings=("length cap",),
     evidence=("cut", "length", "length_max"),
@@ -164,7 +167,7 @@ def check_truncation(case: Case) -> Finding:
         first_row = sum(len(block) for block in tenth_blocks(shares.steps)[:worst])
         start = _first_step_above(shares, MOST, first_row)
         rows = slice(first_row, first_row + len(steps))
-        finding = passed_check(shares, max(blocks), "share of answers cut off in these log steps", rows)
+        finding = passed_check(shares, max(blocks), CUT_FOR_A_WHILE, rows)
         share = format_share(max(blocks))
         cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)

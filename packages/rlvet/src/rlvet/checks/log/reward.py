@@ -14,6 +14,7 @@ from rlvet.checks.course import (
     Case,
     Course,
     Series,
+    begins_in_the_middle,
     blocks,
     deviation,
     end_means,
@@ -417,6 +418,8 @@ def _changed_for_a_while(course: Course, best: slice, row: int, count: int) -> s
     for name, values in _compared_metrics(course).items():
         if row + count > len(values) - count:
             continue
+        if name.endswith("grad_norm") and values.count(0) > len(values) / 2:
+            continue
         before = fmean(values[best])
         within = fmean(values[row : row + count])
         after = fmean(values[-count:])
@@ -425,8 +428,8 @@ def _changed_for_a_while(course: Course, best: slice, row: int, count: int) -> s
         if has_come_back and min(within, before, after) >= 0 and ratio > largest:
             largest = ratio
             clause = (
-                f"; as it began, {name} was {format_number(within)}, where it was {format_number(before)} before "
-                f"and is {format_number(after)} at the end"
+                f"; as it began, {name} was {format_number(within)}, where it was {format_number(before)} in that "
+                f"best part and is {format_number(after)} at the end"
             )
     return clause
 
@@ -594,13 +597,18 @@ def check_plateau(case: Case) -> Finding:
     if is_coarse and fall.ok and not falls:
         reason = f"it may have risen by up to {largest_rise}, from a mean of {format_number(mean)}"
         return undecided_check(f"too short or too noisy to tell: {reason}")
-    part_of_run = "the whole run" if not turn else f"{format_share(share)} of the run"
+    run = "log" if begins_in_the_middle(course) else "run"
+    part_of_run = f"the whole {run}" if not turn else f"{format_share(share)} of the {run}"
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
+    change = f"({change_text(before, after)}, {THIRDS_OF_STEPS})"
+    is_lower = after < before and format_number(after) != format_number(before)
     if falls:
-        cause = f"{cause}, where it falls ({change_text(before, after)}, {THIRDS_OF_STEPS})"
+        cause = f"{cause}, where it falls {change}"
+    elif is_lower and not is_constant:
+        cause = f"{cause}, where it does not surely fall {change}"
     if is_coarse and not falls_surely:
         cause = f"{cause}; too short or too noisy to tell whether it rises, by up to {largest_rise}"
-    elif falls and not falls_surely:
+    elif (falls or is_lower) and not falls_surely:
         of_more = f" of more than {format_number(largest_rise_in_fall, 2)}" if largest_rise_in_fall else ""
         cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:

@@ -12,6 +12,7 @@ from rlvet.checks.course import (
     Case,
     Course,
     Series,
+    begins_in_the_middle,
     blocks,
     end_means,
     falls,
@@ -57,7 +58,8 @@ NO_SIGNAL = Kind(
     ),
     remedy=(
         "read one such group: if better answers get no higher reward, fix the reward; if rewards differ but "
-        "advantages are 0, fix the computation of advantages; else drop such prompts, or sample others"
+        "advantages are 0, fix the computation of advantages; else drop such prompts, sample others, or more "
+        "answers to each"
     ),
     settings=("group size",),
     evidence=("dead", "reward_std", "grad_norm", "reward"),
@@ -240,6 +242,9 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
             cause = f"{cause}; in the last two thirds of the run, the reward falls {fall}"
         else:
             cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
+            if begins_in_the_middle(course):
+                # It may have risen to its best before.
+                severity = "look"
     cause = f"{cause}{_why_equal(reward, course)}"
     lost_from = _since_lost(shares, reward)
     if start is not None and lost_from is not None:

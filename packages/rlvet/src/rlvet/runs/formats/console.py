@@ -6,6 +6,7 @@ import itertools
 import re
 from pathlib import Path
 
+from rlvet._numbers import format_share
 from rlvet.runs.checkpoints import saved_steps
 from rlvet.runs.consoles import CONSOLES, printed_trainings
 from rlvet.runs.consoles._printed import ESCAPES
@@ -18,6 +19,9 @@ from rlvet.runs.lookalikes import count_lookalikes
 from rlvet.runs.tables import Rows, table_rows
 from rlvet.runs.tracebacks import last_error
 from rlvet.runs.unread import Unread
+
+FEWEST_ZEROS = 16
+"""The smallest number of zero bytes in a text that are told."""
 
 CONFIGURATIONS = (".py", ".sh", ".toml", ".yaml", ".yml")
 """The suffixes of scripts and configurations, which start a run."""
@@ -60,6 +64,11 @@ def read_text(file: Path) -> RawLog:
     """Read console output, or a table or JSON lines with another suffix."""
     text = decode(file)
     runs, unread = runs_of_text(text)
+    zeros = text.count("\0")
+    if zeros >= FEWEST_ZEROS:
+        unread.remarks.append(
+            f"{format_share(zeros / len(text))} of the text are zero bytes, as of a part of the file that was lost"
+        )
     plain = ESCAPES.sub("", text)
     error = last_error(plain, _has_rows)
     if runs:
