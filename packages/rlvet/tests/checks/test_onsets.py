@@ -226,6 +226,19 @@ def test_a_fault_after_the_fall_comes_after_it_and_is_not_called_its_cause():
     assert found(diagnosis, "kl-drift").advice.startswith("look at collapse first, which began before")
 
 
+@pytest.mark.parametrize(("rows_later", "first"), [(2, "kl-drift"), (10, "collapse")])
+def test_a_fault_right_after_the_fall_is_not_called_later(rows_later, first):
+    """The onset of a fall may be a row too early, and that of a fault is where it passed its limit."""
+    rows = falling(0.5, 0.5001, kl=lambda step: 0.01 if step < 100 + rows_later else 3.0)
+    diagnosis = diagnose_rows(rows)
+    fall = found(diagnosis, "collapse")
+    assert 98 <= fall.onset <= 101
+    assert diagnosis.findings[0].code == first
+    is_near = first == "kl-drift"
+    assert ("which may be its cause" in fall.advice) == is_near
+    assert ("which began before" in found(diagnosis, "kl-drift").advice) != is_near
+
+
 def test_a_fault_after_a_partial_loss_is_told_before_it_and_not_called_its_cause():
     """A loss of less than half is worth a look, and faults are told before what is."""
     rows = falling(0.4, 0.6, bottom=0.3, kl=lambda step: 0.01 if step < 170 else 3.0)

@@ -95,7 +95,7 @@ def test_of_metrics_that_part_at_one_step_none_is_called_the_first_or_a_cause(tm
     a = rows(1, reward=learns, kl=flat, entropy=flat, length=flat)
     level = dict.fromkeys(("kl", "entropy"), lambda step: 2.0)
     difference = diff(*written(tmp_path, a, rows(2, reward=learns, length=flat, **level)))
-    assert difference.headline == "2 of 4 shared metrics part beyond their noise, all from step 1"
+    assert difference.headline == "2 of 4 shared metrics part beyond their noise, all by step 1"
     title = (
         "parted, all at the same step, so that their order shows no cause (A | B, means of up to 10 log steps"
     )
@@ -103,7 +103,7 @@ def test_of_metrics_that_part_at_one_step_none_is_called_the_first_or_a_cause(tm
 
     later = rows(2, reward=learns, length=lambda step: 0.5 + 2 * (step >= 50), **level)
     difference = diff(*written(tmp_path, a, later))
-    assert difference.headline == "3 of 4 shared metrics part beyond their noise, the first 2 from step 1"
+    assert difference.headline == "3 of 4 shared metrics part beyond their noise, the first 2 by step 1"
     assert (
         "parted, at the latest at the step named, the earliest first; the order within one step shows no cause (A | B, "
         in str(difference)
@@ -111,7 +111,7 @@ def test_of_metrics_that_part_at_one_step_none_is_called_the_first_or_a_cause(tm
 
     apart = rows(2, reward=learns, entropy=lambda step: 2.0, kl=flat, length=lambda step: 0.5 + (step >= 50))
     difference = diff(*written(tmp_path, a, apart))
-    assert difference.headline == "2 of 4 shared metrics part beyond their noise, first entropy from step 1"
+    assert difference.headline == "2 of 4 shared metrics part beyond their noise, first entropy by step 1"
     title = "parted, at the latest at the step named, the earliest first"
     assert f"\n{title} (A | B, means of up to 10 log steps from there on):\n" in str(difference)
 

@@ -281,7 +281,7 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     else:
         first = "all" if len(earliest) == len(parted) else f"the first {len(earliest)}"
     part = "parts beyond its noise" if len(parted) == 1 else "part beyond their noise"
-    headline = f"{len(parted)} of {metrics} {part}, {first} from step {parted[0].step:g}"
+    headline = f"{len(parted)} of {metrics} {part}, {first} by step {parted[0].step:g}"
     return f"{headline}, and {len(apart)} more {verb}: {names}" if apart else headline
 
 
