@@ -253,7 +253,7 @@ def _steps_by_summary(printed: Sequence[_Printed], trained: Sequence[_Printed]) 
     summary = next((one.row for one in reversed(printed) if SUMMARY in one.row), {})
     seconds = summary.get(SUMMARY)
     rate = summary.get("train_steps_per_second")
-    if not isinstance(seconds, (int, float)) or not isinstance(rate, (int, float)) or _is_resumed(trained):
+    if not isinstance(seconds, (int, float)) or not isinstance(rate, (int, float)) or not _is_whole(trained):
         return []
     fewest = seconds * (rate - ROUNDING_OF_RATE)
     most = seconds * (rate + ROUNDING_OF_RATE)
@@ -268,36 +268,82 @@ def _steps_by_summary(printed: Sequence[_Printed], trained: Sequence[_Printed]) 
     return range(possible[0], possible[0] * count + 1, possible[0])
 
 
-def _is_resumed(trained: Sequence[_Printed]) -> bool:
-    """Return True if the first row is later in the data than the distance of rows."""
-    epochs = [one.row["epoch"] for one in trained if isinstance(one.row.get("epoch"), (int, float))]
-    return not epochs or epochs[0] > epochs[-1] / len(trained) + ROUNDING_OF_EPOCH
+def _is_whole(trained: Sequence[_Printed]) -> bool:
+    """Return True if rows are at regular distances in the data, so that no part of a training is missing."""
+    if not trained or not isinstance(trained[-1].row.get("epoch"), (int, float)):
+        return False
+    distance = trained[-1].row["epoch"] / len(trained)
+    for number, one in enumerate(trained, 1):
+        epoch = one.row.get("epoch")
+        is_known = isinstance(epoch, (int, float))
+        if is_known and abs(epoch - number * distance) > distance + ROUNDING_OF_EPOCH:
+            return False
+    return True
+
+
+FEWEST_BARS = 3
+"""The smallest number of different steps on the bar from which rows that are not at these steps have known ones."""
+
+LARGEST_DISTANCE = 10_000
+"""The largest number of steps between two rows that is looked for."""
+
+LATE_START = 10
+"""Number of distances between rows above which the first row is one of a run that was resumed, or whose start is
+lost."""
 
 
 def _steps_written_together(bar_steps: Sequence[int]) -> Sequence[int]:
-    """Return the steps of rows of which many were written at once, at regular distances; empty if they cannot be told.
+    """Return the steps of rows at regular distances, of which several were written at once; empty if they are unknown.
+
+    What is printed is kept until it fills a buffer, while the bar goes on: the rows between two bars were made before
+    the second one, and not long before the first. The last row is written at the end, or is lost with it.
 
     Args:
         bar_steps: The step on the bar before each row.
 
     >>> list(_steps_written_together([20, 20, 40, 40, 55]))
     [10, 20, 30, 40, 50]
+    >>> list(_steps_written_together([26, 26, 26, 26, 26, 52, 52, 52, 52, 52, 56]))
+    [5, 10, 15, 20, 25, 30, 35, 40, 45, 50, 55]
     >>> _steps_written_together([20, 20, 30, 30])
     []
     """
-    # The number of rows up to each bar.
-    counts: dict[int, int] = {}
-    for number, step in enumerate(bar_steps, 1):
-        counts[step] = number
-    if len(counts) < 2 or not _increases(list(counts)) or sorted(bar_steps) != list(bar_steps):
+    bars = len(set(bar_steps))
+    if bars < 2 or sorted(bar_steps) != list(bar_steps):
         return []
-    distance, rest = divmod(*next(iter(counts.items())))
-    *written, (last_step, last_count) = counts.items()
-    is_regular = not rest and all(step == distance * count for step, count in written)
-    # The last rows are written at the end, which may lie between two rows.
-    if not distance or not is_regular or last_step // distance != last_count:
-        return []
-    return range(distance, distance * len(bar_steps) + 1, distance)
+    count = len(bar_steps)
+    for lost in (0, 1):
+        possible = []
+        for distance in range(1, min(bar_steps[-1] // (count - 1), LARGEST_DISTANCE) + 1):
+            last = (bar_steps[-1] // distance - lost) * distance
+            first = last - (count - 1) * distance
+            steps = range(first, last + 1, distance)
+            is_start = first == distance or first > LATE_START * distance
+            if is_start and _fit_bar(steps, bar_steps):
+                possible.append(steps)
+        # The bar may be shown at each row alone.
+        at_bars = [steps for steps in possible if _are_at_bars(steps, bar_steps)]
+        if len(at_bars) == 1:
+            return at_bars[0]
+        if possible:
+            return possible[0] if len(possible) == 1 and bars >= FEWEST_BARS else []
+    return []
+
+
+def _are_at_bars(steps: Sequence[int], bar_steps: Sequence[int]) -> bool:
+    """Return whether the last row before each change of the bar is of the step on the bar."""
+    pairs = zip(steps, bar_steps, bar_steps[1:], strict=False)
+    return all(step == bar for step, bar, following in pairs if following > bar)
+
+
+def _fit_bar(steps: Sequence[int], bar_steps: Sequence[int]) -> bool:
+    """Return whether rows of these steps can have been written after these steps on the bar."""
+    distance = steps[1] - steps[0]
+    for number, (step, bar) in enumerate(zip(steps, bar_steps, strict=True)):
+        before = bar_steps[number - 1] if number else 0
+        if step > bar or (number and bar > before and step + distance < before):
+            return False
+    return True
 
 
 def _increases(steps: Sequence[int]) -> bool:
