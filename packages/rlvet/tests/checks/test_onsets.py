@@ -454,20 +454,22 @@ def test_the_effect_is_listed_after_its_cause():
 
 
 @pytest.mark.parametrize(
-    ("share", "kl"),
+    ("share", "kl", "advice"),
     [
-        (lambda n: 0.3 if n < 33 else 1.0, lambda n: 0.001 if n < 31 else 3.0),
-        (lambda n: min(1.0, n / 40), lambda n: 0.001 if n < 31 else 3.0),
-        (lambda n: 0.01 if n < 20 else 1.0, lambda n: 0.001 if n < 31 else 3.0),
-        (lambda n: 0.01 if n < 33 else 1.0, lambda n: 0.001),
-        (lambda n: 1.0, lambda n: 3.0),
+        (lambda n: 0.3 if n < 33 else 1.0, lambda n: 0.001 if n < 31 else 3.0, "allow longer answers"),
+        (lambda n: min(1.0, n / 40), lambda n: 0.001 if n < 31 else 3.0, "allow longer answers"),
+        (lambda n: 0.01 if n < 20 else 1.0, lambda n: 0.001 if n < 31 else 3.0, "see what an answer gains"),
+        (lambda n: 0.01 if n < 33 else 1.0, lambda n: 0.001, "see what an answer gains"),
+        (lambda n: 1.0, lambda n: 3.0, "allow longer answers"),
     ],
     ids=["many before", "more and more", "cut before the fault", "no other fault", "from the start"],
 )
-def test_other_answers_cut_off_are_a_fault_of_their_own(share, kl):
+def test_other_answers_cut_off_are_a_fault_of_their_own(share, kl, advice):
+    """Where nearly none was cut off before, the cap was long enough until answers no longer ended."""
     truncated = found(diagnose_rows(cut(share, kl=kl)), "truncated")
     assert "effect" not in truncated.cause
-    assert truncated.advice.startswith("allow longer answers")
+    assert truncated.advice.startswith(advice)
+    assert ("they no longer end" in truncated.cause) == advice.startswith("see")
 
 
 def test_a_norm_that_returns_to_an_earlier_level_has_not_jumped():
@@ -517,3 +519,13 @@ def test_answers_that_are_cut_off_more_and_more_have_their_rewards_beside_them()
     ]
     cause = found(diagnose_rows(rows), "truncated").cause
     assert "in the last tenth, 5% in the first half; the mean reward is 0.3 and 0.2 there" in cause
+
+
+def test_a_single_row_does_not_begin_a_lost_entropy_anew():
+    rows = []
+    for step in range(1, 41):
+        entropy = 0.15 if step < 12 else 0.01
+        rows.append(
+            {"step": step, "reward": 0.8 + 0.01 * (step % 3), "entropy": 0.05 if step == 20 else entropy}
+        )
+    assert found(diagnose_rows(rows), "entropy-collapse").onset == 12

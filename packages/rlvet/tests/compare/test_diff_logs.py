@@ -534,3 +534,21 @@ def test_rows_without_steps_are_not_compared_with_those_that_have_some(tmp_path)
         diff(tmp_path / "b.log", tmp_path / "a.log")
     both = diff(tmp_path / "a.log", tmp_path / "a.log")
     assert "the rows of both logs have no steps: a step is the number of a row" in both.notes
+
+
+def test_few_steps_without_a_value_in_common_are_told():
+    a = rows(1, steps=14, reward=lambda step: 0.2, length=lambda step: 5.0)
+    b = rows(2, steps=14, reward=lambda step: 0.25, length=lambda step: 9.0)
+    comparison = compare_logs(a, b)
+    assert [one.name for one in comparison.apart] == ["length"]
+    assert comparison.short == ["reward"]
+    assert comparison.differs
+    with pytest.raises(ValueError, match="have no metric with 20 common steps"):
+        compare_logs(a[:7], b[:7])
+
+
+def test_the_first_of_counted_rows_may_come_after_updates():
+    a = rows(1, reward=lambda step: 0.2, entropy=lambda step: 5.0)
+    b = rows(2, reward=lambda step: 0.2, entropy=lambda step: 9.0)
+    assert compare_logs(a, b).before_updates == ["entropy"]
+    assert compare_logs(a, b, are_steps_counted=True).before_updates == []

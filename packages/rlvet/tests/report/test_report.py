@@ -223,7 +223,7 @@ def test_in_a_browser_a_log_that_tells_next_to_nothing(tmp_path):
     assert seen.having("data-panel") == []
     for text in (
         "no verdict: no key of the log is known to be the reward",
-        "One value in every log step, and so not drawn: Entropy (nats per token) 0.4.",
+        "One value wherever it was logged, and so not drawn: Entropy (nats per token) 0.4.",
         "What other clip rules would have blocked is not shown",
         "Made by rlvet",
     ):

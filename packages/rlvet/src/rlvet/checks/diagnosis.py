@@ -147,7 +147,7 @@ class Diagnosis:
                 "1 log step with a reward is" if rewards == 1 else f"{rewards} log steps with a reward are"
             )
             return f"{steps} too few, {FEWEST_REWARDS} are needed"
-        undecided = sum(finding.ok is None for finding in self.tested)
+        undecided = sum(finding.ok is None and not finding.cause for finding in self.tested)
         if rewards < PLATEAU_STEPS and undecided > len(self.tested) / 2:
             return (
                 f"{undecided} of {len(self.tested)} checks are undecided, as {rewards} log steps have a reward: "

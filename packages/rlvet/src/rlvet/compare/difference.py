@@ -499,7 +499,7 @@ def diff(
                 )
             if counted:
                 notes.append("the rows of both logs have no steps: a step is the number of a row")
-            logs = compare_logs(first.rows, second.rows, left_out=of_groups)
+            logs = compare_logs(first.rows, second.rows, left_out=of_groups, are_steps_counted=bool(counted))
         except InvalidValue as error:
             if first.training is None or second.training is None:
                 raise
@@ -519,6 +519,10 @@ def diff(
     if first.training is not None and second.training is not None:
         configurations = compare_configurations(first.training, second.training)
         notes += _notes_on_versions(configurations)
+        if not configurations.differs:
+            notes.append(
+                "what the settings do not tell was not compared: reward function, template, order of the data"
+            )
     if logs is None and configurations is None:
         raise InvalidValue(
             f"{first.path} is {first.kind} and {second.path} is {second.kind}: compare two logs, or two "

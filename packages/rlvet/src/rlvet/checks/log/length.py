@@ -210,13 +210,13 @@ def with_cut_answers_after_cause(findings: Sequence[Finding], course: Course) ->
         if is_broken and is_other and finding.onset is not None and finding.onset <= cut.onset:
             causes.append(finding)
     if not causes:
-        return [*findings]
+        return [_no_longer_ended(cut, shares) if finding is cut else finding for finding in findings]
     cause = min(causes, key=lambda finding: finding.onset or 0.0)
     began = cause.onset or 0.0
     before = [share for step, share in shares.points if step < began]
     is_rare = before and max(fmean(before), fmean(before[-FEW_STEPS:])) < RARELY_CUT
     if not is_rare or max(shares.last, fmean(shares.later_half)) <= MOST:
-        return [*findings]
+        return [_no_longer_ended(cut, shares) if finding is cut else finding for finding in findings]
 
     share = format_share(fmean(before))
     effect = cut._replace(
@@ -249,6 +249,32 @@ def _since(shares: Series, limit: float, mean: float) -> tuple[float, str]:
         return shares.steps[row], f", down from {first} in the first tenth"
     other = "" if first == format_share(mean) else f" ({first} in the first tenth)"
     return shares.steps[row], f", as from the start{other}"
+
+
+SELDOM_CUT = 0.1
+"""Mean share of answers cut off before most are, below which the cap was long enough until then."""
+
+NO_LONGER_ENDED = (
+    "see what an answer gains by ending: one that is cut off should get no reward, or less; longer ones{length cap} "
+    "help only if answers would end then"
+)
+"""The remedy for answers that no longer end, of which nearly none was cut off before."""
+
+
+def _no_longer_ended(cut: Finding, shares: Series) -> Finding:
+    """Return a finding on cut answers, as one on answers that no longer end if the cap was long enough until then.
+
+    Args:
+        cut: The finding.
+        shares: The shares of answers cut off.
+    """
+    start = cut.onset or 0.0
+    before = [share for step, share in shares.points if step < start]
+    is_seldom = len(before) >= FEW_STEPS and fmean(before) < SELDOM_CUT
+    if cut.ok is not False or not is_seldom or fmean(shares.later_half) <= MOST:
+        return cut
+    cause = f"{cut.cause}; it was {format_share(fmean(before))} before step {format_step(start)}: they no longer end"
+    return cut._replace(cause=cause, advice=NO_LONGER_ENDED)
 
 
 def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:

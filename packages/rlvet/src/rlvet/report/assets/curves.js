@@ -211,7 +211,7 @@ function constants() {
     return `${title}${unit ? ` (${unit})` : ""} ${text}`;
   });
   return texts.length
-    ? element("p", { class: "soft", id: "constant" }, `One value in every log step, and so not drawn: ${texts.join("; ")}.`)
+    ? element("p", { class: "soft", id: "constant" }, `One value wherever it was logged, and so not drawn: ${texts.join("; ")}.`)
     : "";
 }
 
