@@ -1187,3 +1187,17 @@ def test_answers_that_were_cut_off_for_a_while_cost_that_while():
         )
     (finding,) = [one for one in log_findings(rows) if one.code == "truncated"]
     assert (finding.onset, finding.cost) == (41, "10 of 100 log steps")
+
+
+def test_an_onset_stays_where_it_is_as_the_log_grows():
+    """Values that are low from step 71 on come near the limit for some rows now and then."""
+    draw = random.Random(32)
+    steps = list(range(1, 201))
+    values = []
+    for step in steps:
+        level = 0.97 if step < 71 else 0.86 if step % 40 in (0, 1, 2) else 0.7
+        values.append(level + draw.gauss(0, 0.02))
+    onsets = {
+        onset(Series(steps[:length], values[:length]), lambda mean: mean < 0.8) for length in range(80, 201)
+    }
+    assert onsets <= {71, 72}

@@ -95,29 +95,31 @@ def test_of_metrics_that_part_at_one_step_none_is_called_the_first_or_a_cause(tm
     a = rows(1, reward=learns, kl=flat, entropy=flat, length=flat)
     level = dict.fromkeys(("kl", "entropy"), lambda step: 2.0)
     difference = diff(*written(tmp_path, a, rows(2, reward=learns, length=flat, **level)))
-    assert difference.headline == "2 of 4 shared metrics part beyond their noise, all by step 1"
-    title = (
-        "parted, all at the same step, so that their order shows no cause (A | B, means of up to 10 log steps"
-    )
+    assert difference.headline == "2 of 4 shared metrics part beyond their noise, all by step 1 at the latest"
+    title = "parted, at the latest at the step named, so that their order shows no cause (A | B, means of up to 10"
     assert title in str(difference)
 
     later = rows(2, reward=learns, length=lambda step: 0.5 + 2 * (step >= 50), **level)
     difference = diff(*written(tmp_path, a, later))
-    assert difference.headline == "3 of 4 shared metrics part beyond their noise, the first 2 by step 1"
     assert (
-        "parted, at the latest at the step named, the earliest first; the order within one step shows no cause (A | B, "
-        in str(difference)
+        difference.headline
+        == "3 of 4 shared metrics part beyond their noise, 2 of them by step 1 at the latest"
     )
+    assert title in str(difference)
 
     apart = rows(2, reward=learns, entropy=lambda step: 2.0, kl=flat, length=lambda step: 0.5 + (step >= 50))
     difference = diff(*written(tmp_path, a, apart))
-    assert difference.headline == "2 of 4 shared metrics part beyond their noise, first entropy by step 1"
-    title = "parted, at the latest at the step named, the earliest first"
+    assert (
+        difference.headline
+        == "2 of 4 shared metrics part beyond their noise, entropy by step 1 at the latest"
+    )
+    title = "parted, at the latest at the step named, so that their order shows no cause"
     assert f"\n{title} (A | B, means of up to 10 log steps from there on):\n" in str(difference)
 
     one = rows(2, reward=learns, entropy=lambda step: 2.0, kl=flat, length=flat)
-    assert "\nparted (A | B, means of up to 10 log steps from there on):\n" in str(
-        diff(*written(tmp_path, a, one))
+    assert (
+        "\nparted, at the latest at the step named (A | B, means of up to 10 log steps from there on):\n"
+        in str(diff(*written(tmp_path, a, one)))
     )
 
 
@@ -317,7 +319,9 @@ def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
     assert [lines[lines.index(f"{name}: {file}") + 1] for name, file in zip("AB", files, strict=True)] == [
         f"   rlvet diagnose: {headline}" for headline in headlines
     ]
-    assert "parted (A | B, means of up to 10 log steps from there on):" in lines
+    assert (
+        "parted, at the latest at the step named (A | B, means of up to 10 log steps from there on):" in lines
+    )
 
 
 def test_the_steps_that_only_one_log_has_are_told():

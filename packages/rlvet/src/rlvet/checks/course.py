@@ -384,8 +384,8 @@ def onset(
 ) -> float | None:
     """Return the first step from which on the running mean of a metric meets a condition.
 
-    The value at that step meets the condition too. If the running mean does not meet it up to the end, the longest
-    part of the run in which it does counts. None if it never does.
+    The value at that step meets the condition too, and short gaps do not count. If the running mean does not meet it up
+    to the end, the longest part of the run in which it does counts. None if it never does.
 
     Args:
         metric: The metric.
@@ -401,7 +401,25 @@ def onset(
     first, last = parts[-1]
     if last < len(metric.values) - window:
         first, last = max(parts, key=lambda part: part[1] - part[0])
+    else:
+        first = _start_without_gaps(parts)
     return _first_step_in(metric, first, last, window, row_condition or condition)
+
+
+def _start_without_gaps(parts: Sequence[tuple[int, int]]) -> int:
+    """Return the start of the last part, with the parts before it that the gaps between them do not outweigh.
+
+    >>> _start_without_gaps([(0, 0), (10, 19), (22, 30)]), _start_without_gaps([(0, 3), (10, 12)])
+    (10, 10)
+    """
+    best = first, last = parts[-1]
+    balance = largest = last - first + 1
+    for earlier, end in reversed(parts[:-1]):
+        balance += (end - earlier + 1) - (first - end - 1)
+        first = earlier
+        if balance > largest:
+            best, largest = (earlier, end), balance
+    return best[0]
 
 
 def earliest_onset(metric: Series, condition: Callable[[float], bool]) -> float | None:

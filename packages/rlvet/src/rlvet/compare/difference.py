@@ -277,11 +277,11 @@ def _headline_of_logs(comparison: LogComparison) -> str:
         return f"{none}, but {len(apart)} {verb}: {names}" if apart else none
     earliest = comparison.earliest
     if len(earliest) == 1:
-        first = f"first {earliest[0].name}"
+        first = earliest[0].name
     else:
-        first = "all" if len(earliest) == len(parted) else f"the first {len(earliest)}"
+        first = "all" if len(earliest) == len(parted) else f"{len(earliest)} of them"
     part = "parts beyond its noise" if len(parted) == 1 else "part beyond their noise"
-    headline = f"{len(parted)} of {metrics} {part}, {first} by step {parted[0].step:g}"
+    headline = f"{len(parted)} of {metrics} {part}, {first} by step {parted[0].step:g} at the latest"
     return f"{headline}, and {len(apart)} more {verb}: {names}" if apart else headline
 
 
@@ -292,15 +292,9 @@ def _no_value(comparison: LogComparison) -> str:
 
 def _order_of(comparison: LogComparison) -> str:
     """Return the title of the list of metrics that part, with what its order says about causes."""
-    metrics = len(comparison.parted)
-    steps = len({parted.step for parted in comparison.parted})
-    if metrics == 1:
-        return "parted"
-    if steps == 1:
-        return "parted, all at the same step, so that their order shows no cause"
-    return "parted, at the latest at the step named, the earliest first" + (
-        "; the order within one step shows no cause" if steps < metrics else ""
-    )
+    if len(comparison.parted) == 1:
+        return "parted, at the latest at the step named"
+    return "parted, at the latest at the step named, so that their order shows no cause"
 
 
 def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> list[str]:

@@ -74,6 +74,9 @@ NO_SIGNAL = Kind(
 EASY = 0.9
 """Mean of rewards between 0 and 1 from which groups have equal rewards because nearly all answers are right."""
 
+TOO_EASY = "the prompts are too easy"
+"""The reason why groups have equal rewards if nearly all answers are right."""
+
 MOSTLY_RIGHT = 0.75
 """The same from which most answers are right. Of four answers to a prompt, all are then right in a third of the groups,
 if they are independent."""
@@ -253,7 +256,10 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
             mean = format_number(fmean(before))
             cause = f"{cause}; most groups had equal rewards before too, with a mean reward of {mean}"
             start = lost_from
-    return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
+    finding = finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
+    if cause.endswith(TOO_EASY):
+        return finding._replace(advice="drop such prompts, sample harder ones, or more answers to each")
+    return finding
 
 
 def _since_lost(shares: Series, reward: Series) -> float | None:
@@ -306,7 +312,7 @@ def _why_equal(reward: Series, course: Course) -> str:
     mean = fmean(reward.later_half)
     given = f". With a mean reward of {format_number(mean)} in the later half"
     if mean >= EASY:
-        return f"{given}, nearly all answers are right: the prompts are too easy"
+        return f"{given}, nearly all answers are right: {TOO_EASY}"
     if mean >= MOSTLY_RIGHT:
         return f"{given}, most answers are right, and a group of few answers is often all right"
     if mean > HARD:
