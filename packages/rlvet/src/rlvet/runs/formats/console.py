@@ -60,19 +60,25 @@ def runs_of_text(text: str) -> tuple[dict[str, RawRows], Unread]:
     return runs, unread
 
 
+def _notes_on_lost_part(text: str) -> tuple[str, ...]:
+    """Return a sentence on zero bytes, which a file system leaves where a part of a file was lost."""
+    zeros = text.count("\0")
+    if zeros < FEWEST_ZEROS:
+        return ()
+    return (
+        f"{format_share(zeros / len(text))} of the text are zero bytes, as of a part of the file that was lost",
+    )
+
+
 def read_text(file: Path) -> RawLog:
     """Read console output, or a table or JSON lines with another suffix."""
     text = decode(file)
     runs, unread = runs_of_text(text)
-    zeros = text.count("\0")
-    if zeros >= FEWEST_ZEROS:
-        unread.remarks.append(
-            f"{format_share(zeros / len(text))} of the text are zero bytes, as of a part of the file that was lost"
-        )
+    notes = _notes_on_lost_part(text)
     plain = ESCAPES.sub("", text)
     error = last_error(plain, _has_rows)
     if runs:
-        return RawLog(runs, unread=unread, error=error, saved=saved_steps(plain))
+        return RawLog(runs, notes, unread=unread, error=error, saved=saved_steps(plain))
 
     if text.lstrip().startswith("{"):
         return read_json_lines(file)
