@@ -284,6 +284,18 @@ def test_charts_stand_in_order_and_what_is_constant_is_said_in_words(tmp_path):
     assert "Entropy" in data["missing"]
 
 
+def test_rows_without_steps_are_told_above_the_charts(tmp_path):
+    """A step of another run on the same axis may be one of five rows."""
+    rows = [{"loss": 0.1, "reward": 0.01 * number, "kl": 0.01} for number in range(40)]
+    counted = tmp_path / "counted.log"
+    counted.write_text("".join(f"{row}\n" for row in rows))
+    known = tmp_path / "known.log"
+    known.write_text("".join(f"{row | {'step': 5 * number}}\n" for number, row in enumerate(rows, 1)))
+    data = held(write_report([counted, known], tmp_path / "page.html"))
+    told = ["a step is the number of a row here" in " ".join(run["remarks"]) for run in data["runs"]]
+    assert told == [True, False]
+
+
 def test_a_constant_curve_is_drawn_if_a_finding_rests_on_it(tmp_path):
     rows = [{"step": step, "reward": step / 40, "learning_rate": 0.0} for step in range(1, 41)]
     data = held(write_report([log(tmp_path / "log.jsonl", rows)], tmp_path / "page.html"))

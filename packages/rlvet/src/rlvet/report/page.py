@@ -35,6 +35,7 @@ from rlvet.runs.effect import RUN, Effect, matter_line, rules_of_log
 from rlvet.runs.metric_names import BINS
 from rlvet.runs.quantities import Row
 from rlvet.runs.summary import summarize
+from rlvet.runs.unread import STEPS_COUNTED
 
 
 def write_report(
@@ -326,9 +327,13 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         "expected_fall": ""
         if diagnosis.is_at_least("look") or log_diagnosis is None
         else log_diagnosis.expected_fall,
-        "remarks": [] if log_diagnosis is None else log_diagnosis.remarks,
+        # The step on the axis of each chart.
+        "remarks": [
+            *[note for note in notes if note == STEPS_COUNTED],
+            *([] if log_diagnosis is None else log_diagnosis.remarks),
+        ],
         "how_sure": diagnosis.how_sure,
-        "notes": notes,
+        "notes": [note for note in notes if note != STEPS_COUNTED],
         "unread": [] if log_diagnosis is None else log_diagnosis.unread,
     }
 
