@@ -1201,3 +1201,19 @@ def test_an_onset_stays_where_it_is_as_the_log_grows():
         onset(Series(steps[:length], values[:length]), lambda mean: mean < 0.8) for length in range(80, 201)
     }
     assert onsets <= {71, 72}
+
+
+@pytest.mark.parametrize("falls", [False, True])
+def test_answers_that_grow_while_the_reward_falls_may_be_paid_for_their_length(falls):
+    draw = random.Random(5)
+    rows = []
+    for step in range(1, 16):
+        late = max(0, step - 7) / 8
+        reward = 0.65 - (0.25 * late if falls else 0) + draw.gauss(0, 0.01)
+        rows.append({"step": step, "reward": reward, "cut": 0.1 + 0.5 * late, "length": 340 + 130 * late})
+    (finding,) = [one for one in log_findings(rows) if one.code == "truncated"]
+    assert finding.cause.endswith("; answers grow at the end, while the reward falls") == falls
+    assert (
+        finding.advice.startswith("see whether the reward pays for long answers; allow longer answers")
+        == falls
+    )

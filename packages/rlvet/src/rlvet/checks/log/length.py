@@ -11,6 +11,7 @@ from rlvet.checks.course import (
     Case,
     Course,
     Series,
+    blocks,
     clearly_rises,
     end_means,
     ends_higher,
@@ -158,17 +159,17 @@ def check_truncation(case: Case) -> Finding:
         return finding.failed(TRUNCATED, cause, severity=severity, onset=start, quantities=quantities)
 
     # Most answers were cut off in some tenth of the run.
-    blocks = tenths(shares.values)
-    if max(blocks) <= MOST < largest_mean(shares.values, max(1, len(shares.values) // 10)):
+    means = tenths(shares.values)
+    if max(means) <= MOST < largest_mean(shares.values, max(1, len(shares.values) // 10)):
         return undecided_check("most are cut off in some log steps")
-    if max(blocks) > MOST:
-        worst = blocks.index(max(blocks))
+    if max(means) > MOST:
+        worst = means.index(max(means))
         steps = tenth_blocks(shares.steps)[worst]
         first_row = sum(len(block) for block in tenth_blocks(shares.steps)[:worst])
         start = _first_step_above(shares, MOST, first_row)
         rows = slice(first_row, first_row + len(steps))
-        finding = passed_check(shares, max(blocks), CUT_FOR_A_WHILE, rows)
-        share = format_share(max(blocks))
+        finding = passed_check(shares, max(means), CUT_FOR_A_WHILE, rows)
+        share = format_share(max(means))
         cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
         return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
     return finding
@@ -210,13 +211,15 @@ def with_cut_answers_after_cause(findings: Sequence[Finding], course: Course) ->
         if is_broken and is_other and finding.onset is not None and finding.onset <= cut.onset:
             causes.append(finding)
     if not causes:
-        return [_no_longer_ended(cut, shares) if finding is cut else finding for finding in findings]
+        told = _no_longer_ended(cut, shares) or _with_growth(cut, course)
+        return [told if finding is cut else finding for finding in findings]
     cause = min(causes, key=lambda finding: finding.onset or 0.0)
     began = cause.onset or 0.0
     before = [share for step, share in shares.points if step < began]
     is_rare = before and max(fmean(before), fmean(before[-FEW_STEPS:])) < RARELY_CUT
     if not is_rare or max(shares.last, fmean(shares.later_half)) <= MOST:
-        return [_no_longer_ended(cut, shares) if finding is cut else finding for finding in findings]
+        told = _no_longer_ended(cut, shares) or _with_growth(cut, course)
+        return [told if finding is cut else finding for finding in findings]
 
     share = format_share(fmean(before))
     effect = cut._replace(
@@ -261,8 +264,8 @@ NO_LONGER_ENDED = (
 """The remedy for answers that no longer end, of which nearly none was cut off before."""
 
 
-def _no_longer_ended(cut: Finding, shares: Series) -> Finding:
-    """Return a finding on cut answers, as one on answers that no longer end if the cap was long enough until then.
+def _no_longer_ended(cut: Finding, shares: Series) -> Finding | None:
+    """Return a finding on cut answers as one on answers that no longer end; None if they were cut off before too.
 
     Args:
         cut: The finding.
@@ -272,9 +275,31 @@ def _no_longer_ended(cut: Finding, shares: Series) -> Finding:
     before = [share for step, share in shares.points if step < start]
     is_seldom = len(before) >= FEW_STEPS and fmean(before) < SELDOM_CUT
     if cut.ok is not False or not is_seldom or fmean(shares.later_half) <= MOST:
-        return cut
+        return None
     cause = f"{cut.cause}; it was {format_share(fmean(before))} before step {format_step(start)}: they no longer end"
     return cut._replace(cause=cause, advice=NO_LONGER_ENDED)
+
+
+GROWN = 1.15
+"""Growth of the mean length from its lowest third of the run to the last, from which it is told beside cut answers."""
+
+LOWER = 0.9
+"""Share of the best third's reward below which the last third has lost some."""
+
+
+def _with_growth(cut: Finding, course: Course) -> Finding:
+    """Return a finding on cut answers, with a word on a length that grows while the reward falls, if it does."""
+    metrics = [course.series(name).values for name in ("cut", "length", "reward")]
+    if min(map(len, metrics)) < FEW_STEPS:
+        return cut
+    shares, lengths, rewards = ([fmean(part) for part in blocks(values, 3)] for values in metrics)
+    grows = shares[-1] > 2 * min(shares) and lengths[-1] > GROWN * min(lengths)
+    if not grows or min(rewards) < 0 or rewards[-1] > LOWER * max(rewards):
+        return cut
+    return cut._replace(
+        cause=f"{cut.cause}; answers grow at the end, while the reward falls",
+        advice=f"see whether the reward pays for long answers; {cut.advice}",
+    )
 
 
 def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:
