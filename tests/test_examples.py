@@ -135,7 +135,7 @@ def check_diagnose_a_log(output: str, folder: Path) -> None:
     """Check that the planted fault is named, with advice in TRL's own settings."""
     assert "300 log steps of trl" in output
     assert "headline: entropy-collapse" in output
-    assert "fix: entropy-collapse, since step 189: entropy 1." in output
+    assert "fix: entropy-collapse, since step 182: entropy 1." in output
     assert "an entropy bonus (entropy_coef)" in output
     assert "passed: weights move" in output
 

@@ -439,7 +439,15 @@ def _best_and_last(
     size, longer = divmod(len(values), count)
     first = best * size + min(best, longer)
     end = first + size + (best < longer)
-    return fmean(values[first : end if onset is None else onset]), equal_parts(values, count)[-1]
+    if onset is not None:
+        # The best of as many rows that follow each other before it.
+        length = end - first
+        means = {
+            row: fmean(reward[row : min(row + length, onset)]) for row in range(max(1, onset - length + 1))
+        }
+        first = max(means, key=means.__getitem__)
+        end = min(first + length, onset)
+    return fmean(values[first:end]), equal_parts(values, count)[-1]
 
 
 def _rows_of(

@@ -1217,3 +1217,20 @@ def test_answers_that_grow_while_the_reward_falls_may_be_paid_for_their_length(f
         finding.advice.startswith("see whether the reward pays for long answers; allow longer answers")
         == falls
     )
+
+
+def test_the_best_tenth_before_a_fall_is_a_whole_tenth():
+    """The fall begins within the best tenth."""
+    draw = random.Random(11)
+    rows = []
+    for step in range(1, 101):
+        reward = 0.05 if step > 66 else 0.9 if step > 60 else 0.3
+        rows.append({"step": step, "reward": reward + draw.gauss(0, 0.01)})
+    (finding,) = [one for one in log_findings(rows) if one.code == "collapse"]
+    match = re.match(
+        r"reward ([\d.]+) → [\d.]+, from the best tenth of the run before step (\d+)", finding.cause
+    )
+    assert match, finding.cause
+    onset_row = int(match[2]) - 1
+    rewards = [row["reward"] for row in rows[:onset_row]]
+    assert float(match[1]) == pytest.approx(fmean(rewards[-10:]), abs=0.005)

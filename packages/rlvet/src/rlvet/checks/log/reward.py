@@ -301,7 +301,7 @@ def check_fall(case: Case) -> Finding:
     where = ""
     if first_row < start_row < rows_before.stop and not is_steady:
         # Rows of the fall itself are none of what was before.
-        rows_before = slice(first_row, start_row)
+        rows_before = _best_rows_before(reward.values[:start_row], len(rows_of_blocks[best]))
         where = f" before step {format_step(start)}"
     top = fmean(reward.values[rows_before])
     changed = _changed_metrics(course, rows_before, slice(-size, None))
@@ -314,6 +314,17 @@ def check_fall(case: Case) -> Finding:
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
+
+
+def _best_rows_before(values: Sequence[float], count: int) -> slice:
+    """Return the rows with the largest mean among as many consecutive ones; all rows if there are not more.
+
+    >>> _best_rows_before([1.0, 5.0, 6.0, 2.0], 2), _best_rows_before([1.0], 2)
+    (slice(1, 3, None), slice(0, 1, None))
+    """
+    firsts = range(max(1, len(values) - count + 1))
+    first = max(firsts, key=lambda row: fmean(values[row : row + count]))
+    return slice(first, min(first + count, len(values)))
 
 
 def _check_thirds(finding: Finding, course: Course, step_noise: float) -> Finding | None:
