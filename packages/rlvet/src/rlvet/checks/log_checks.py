@@ -223,8 +223,9 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
     early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
     broken_from = _first_onset(findings, rows)
     fall = _of_kind(findings, COLLAPSE)
-    is_lost = fall is not None and fall.ok is False
-    lost_from = _soon_after(fall.onset, rows) if is_lost and fall.onset is not None else math.inf
+    lost_from = math.inf
+    if fall is not None and fall.ok is False and fall.onset is not None:
+        lost_from = _soon_after(fall.onset, rows)
     result = []
     faults: list[Finding] = []
     for finding in findings:
