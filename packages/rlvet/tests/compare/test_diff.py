@@ -379,21 +379,21 @@ def test_settings_of_an_earlier_version_are_told(tmp_path):
     )
 
 
+def write_run(folder, rows, temperature):
+    """Write a log and, beside it, the settings of TRL with a temperature."""
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    settings = {"importance_sampling_level": "token", "scale_rewards": "group", "temperature": temperature}
+    (folder / "config.yaml").write_text(json.dumps(settings))
+
+
 def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
     for name, shift, temperature in (("a", 0.0, 1.0), ("b", 0.4, 0.6)):
-        folder = tmp_path / name
-        folder.mkdir()
         rows = []
         for step in range(60):
             entropy = 0.8 - (shift if step >= 30 else 0) + 0.01 * (step * 7 % 5)
             rows.append({"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7), "entropy": entropy})
-        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        settings = {
-            "importance_sampling_level": "token",
-            "scale_rewards": "group",
-            "temperature": temperature,
-        }
-        (folder / "config.yaml").write_text(json.dumps(settings))
+        write_run(tmp_path / name, rows, temperature)
     result = run(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
     assert result.stdout.startswith(
@@ -408,16 +408,8 @@ def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
 
 def test_the_settings_of_two_short_logs_are_compared(tmp_path):
     for name, temperature in (("a", 1.0), ("b", 0.6)):
-        folder = tmp_path / name
-        folder.mkdir()
         rows = [{"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7)} for step in range(15)]
-        (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
-        settings = {
-            "importance_sampling_level": "token",
-            "scale_rewards": "group",
-            "temperature": temperature,
-        }
-        (folder / "config.yaml").write_text(json.dumps(settings))
+        write_run(tmp_path / name, rows, temperature)
     result = run(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
     assert result.stdout.startswith("1 difference in effect: temperature")

@@ -483,6 +483,15 @@ def lasting_row(values: Sequence[float], limit: float) -> int:
     return len(values) - sums[::-1].index(min(sums))
 
 
+def lasting_row_below(values: Sequence[float], limit: float) -> int:
+    """Return the row from which on values are below a limit, as `lasting_row` does for those above one.
+
+    >>> lasting_row_below([0.9, 0.4, 0.9, 0.1, 0.6, 0.1], 0.5)
+    3
+    """
+    return lasting_row([-value for value in values], -limit)
+
+
 SPIKE_REACH = 5
 """Number of rows before a spike, and after it, with which it is compared."""
 

@@ -207,9 +207,10 @@ class Diagnosis:
     @property
     def beginning(self) -> str:
         """A sentence on a log that lacks the start of its run; empty for others."""
-        if self.log is None or not self.rows or not begins_in_the_middle(Course(self.rows)):
+        course = Course(self.rows)
+        if self.log is None or not self.rows or not begins_in_the_middle(course):
             return ""
-        epochs = Course(self.rows).series("epoch").values
+        epochs = course.series("epoch").values
         first = f"epoch {format_number(epochs[0])}" if epochs else f"step {format_step(self.rows[0]['step'])}"
         return (
             f"the log begins at {first}: the start of the run is missing, and its first rows are later ones"

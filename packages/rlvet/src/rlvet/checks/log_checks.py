@@ -204,13 +204,13 @@ def _with_cause_of_fall(
     start = math.inf if fall.onset is None else _soon_after(fall.onset, rows)
     if any(fault.onset is None or fault.onset <= start for fault in faults):
         return fall._replace(advice=f"look at the faults above first, which may be its cause; {fall.advice}")
-    others = [
-        other
-        for other in findings
-        if other.cause and other.severity != "note" and other.kind is not fall.kind
+    told_beside = [
+        finding
+        for finding in findings
+        if finding.cause and finding.severity != "note" and finding.kind is not fall.kind
     ]
     clauses = [fall.advice]
-    if all(other.onset is not None and other.onset > start for other in others):
+    if all(finding.onset is not None and finding.onset > start for finding in told_beside):
         clauses.insert(0, "no check found anything that began before it, so no cause is known")
     if faults:
         clauses.insert(0, "the faults above passed their limits only after it began")

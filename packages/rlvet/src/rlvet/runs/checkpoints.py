@@ -11,7 +11,7 @@ FOLDER = re.compile(r"(?<![A-Za-z])(?:checkpoint-|global_step_)(?P<step>\d{1,9})
 """A folder of a checkpoint as transformers and verl name it."""
 
 SAVED = re.compile(r"\bsav(?:ed|ing)\b", re.IGNORECASE)
-"""What such a line says of it. A folder may also be named as the start of a run, or in its settings."""
+"""The word of a line that names a checkpoint as saved, and not as the start of a run or in its settings."""
 
 LONGEST_PATH = 300
 """The number of characters between that word and the step."""

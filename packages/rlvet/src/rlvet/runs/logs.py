@@ -524,8 +524,10 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
     last = next(reversed(logged))
     source = f"{len(logged)} legs, {run.name}" if len(logged) > 1 else f"one leg, {run.name}"
     unread = Unread()
+    saved: set[int] = set()
     for run_of_leg in logged.values():
         unread.add_all(run_of_leg.unread)
+        saved.update(run_of_leg.saved)
     return _log_of(
         RawRun(
             last,
@@ -534,7 +536,7 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
             logged[last].left_out,
             unread,
             error=logged[last].error,
-            saved=tuple(sorted({step for run_of_leg in logged.values() for step in run_of_leg.saved})),
+            saved=tuple(sorted(saved)),
         ),
         names,
         run,

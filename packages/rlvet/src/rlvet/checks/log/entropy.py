@@ -13,7 +13,7 @@ from rlvet.checks.course import (
     clearly_rises,
     end_means,
     ends_higher,
-    lasting_row,
+    lasting_row_below,
     onset,
     rise_in_errors,
     tenths,
@@ -236,7 +236,7 @@ def check_entropy(case: Case) -> Finding:
             reason = _describe_no_rise(reward_after, reward)
     if collapsed and not rose and not solved:
         # A single row above the limit does not begin it anew.
-        start = entropy.steps[lasting_row([-value for value in entropy.values], -ENTROPY_LEFT * first)]
+        start = entropy.steps[lasting_row_below(entropy.values, ENTROPY_LEFT * first)]
         cause = f"{change}: the policy has stopped exploring, and {reason}"
         cause += f"{before_the_limit('entropy', entropy, start)}{_rise_between(entropy)}"
         # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may

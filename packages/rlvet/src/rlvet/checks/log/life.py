@@ -148,23 +148,31 @@ USUAL_IN_PASSING = 0.1
 """The same, of all other rows, for a value that a metric repeats for some rows in passing."""
 
 
-def _is_sure(death: Death, deaths: Sequence[Death], course: Course) -> bool:
+def _live_steps(deaths: Sequence[Death], course: Course) -> set[float]:
+    """Return the steps of the rows that are in no streak of a death."""
+    dead_rows: set[int] = set()
+    for death in deaths:
+        for streak in death.streaks:
+            dead_rows.update(range(streak.first, streak.last + 1))
+    return {step for row, step in enumerate(course.rows.column("step")) if row not in dead_rows}
+
+
+def _is_sure(death: Death, live_steps: set[float], course: Course) -> bool:
     """Return whether a death is one also by the values of all rows in which no metric is dead.
 
     Few answers give few different mean rewards and spreads, and the mean length of answers that are all cut off is the
     cap, so that such values repeat for some rows by chance.
+
+    Args:
+        death: The part of the run in which it may be dead.
+        live_steps: The steps of the rows in which no metric is dead.
+        course: The metrics of the run.
     """
-    dead = [(streak.first, streak.last) for one in deaths for streak in one.streaks]
-    live_steps = {
-        row["step"]
-        for number, row in enumerate(course.rows)
-        if not any(first <= number <= last for first, last in dead)
-    }
     most = USUAL_AT_THE_END if death.lasts else USUAL_IN_PASSING
     signs = []
     for streak in death.streaks:
-        others = [value for step, value in course.series(streak.name).points if step in live_steps]
-        if sum(_is_as_far_out(value, streak) for value in others) <= most * len(others):
+        live_values = [value for step, value in course.series(streak.name).points if step in live_steps]
+        if sum(_is_as_far_out(value, streak) for value in live_values) <= most * len(live_values):
             signs.append(streak)
     if len(signs) == 1 and not death.lasts:
         return signs[0].name == "reward" and death.rows >= ALONE
@@ -190,8 +198,9 @@ def _is_as_far_out(value: float, streak: Streak) -> bool:
 def check_life(case: Case) -> Finding:
     """Check that no two metrics are dead for some rows, and that the reward is not for more."""
     course = case.course
-    all_deaths = case.of(_deaths)
-    deaths = [death for death in all_deaths if _is_sure(death, all_deaths, course)]
+    possible = case.of(_deaths)
+    live_steps = _live_steps(possible, course)
+    deaths = [death for death in possible if _is_sure(death, live_steps, course)]
     rewards = course.series("reward")
     if not deaths:
         if len(rewards.values) < FEWEST_ROWS:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Course, Series, lasting_row, noise_of_differences, tenths
+from rlvet.checks.course import Course, Series, lasting_row_below, noise_of_differences, tenths
 from rlvet.checks.findings import Finding
 
 ALL_ROWS = slice(None)
@@ -53,7 +53,7 @@ def before_the_limit(name: str, metric: Series, start: float | None) -> str:
         start: The step at which it passed the limit.
     """
     middle = (metric.first + metric.last) / 2
-    half = metric.steps[lasting_row([-value for value in metric.values], -middle)]
+    half = metric.steps[lasting_row_below(metric.values, middle)]
     if start is None or half >= start:
         return ""
     return f"; the {name} had lost half of this by step {format_step(half)}"

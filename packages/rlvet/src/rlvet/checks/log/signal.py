@@ -141,7 +141,6 @@ def _check_groups(case: Case) -> Finding:
     measure = "share of groups with equal rewards in the later half"
     part = "in the later half of the run"
     finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
-    start = _since_most(shares)
     last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
@@ -172,7 +171,9 @@ def _check_groups(case: Case) -> Finding:
     reward = course.series("reward")
     if solved:
         cause = f"{cause}; {describe_solved(reward)}"
-        return finding.failed(NO_SIGNAL, cause, severity="look", onset=start, quantities=["dead"])
+        return finding.failed(
+            NO_SIGNAL, cause, severity="look", onset=_since_most(shares), quantities=["dead"]
+        )
     alike = f"all answers of such a {unit} get the same reward{_why_alike(setup)}"
     cause = f"{cause}: {alike}{_reward_without_spread(course)}"
     return _lost_signal(finding, cause, shares, course, "dead")
