@@ -21,6 +21,9 @@ DIPS = ("falls and recovers", "dips first")
 """Shapes of healthy rewards that fall and rise again."""
 
 
+OF_REWARD = "in passing, of the reward: it was "
+
+
 def rows_of(steps=1000, first=300, last=500, **other):
     """Return the rows of a healthy run that has other values in some of its steps.
 
@@ -102,7 +105,7 @@ def test_a_part_that_a_finding_tells_with_its_end_is_not_repeated():
         rows_of(first=1, last=300, reward=0.2),
         rows_of(first=300, last=303, kl=3.0),
         rows_of(steps=2000, first=300, last=310, kl=3.0),
-        rows_of(first=300, last=500, reward=0.4),
+        rows_of(first=300, last=500, reward=0.45),
         rows_of(first=300, last=500, kl=0.4),
         rows_of(steps=29, first=15, last=22, reward=0.0),
     ],
@@ -144,14 +147,27 @@ def test_three_parts_are_told_and_the_number_of_the_others():
 def test_prefixes_of_healthy_runs_have_none(course, shape):
     for seed in range(40, 60):
         rows = course(seed, shape)
-        assert told(rows[: random.Random(seed).randint(30, len(rows))]) == [], seed
+        lines = told(rows[: random.Random(seed).randint(30, len(rows))])
+        # A reward that wanders falls and comes back.
+        assert [line for line in lines if not line.startswith(OF_REWARD)] == [], seed
+
+
+def test_a_healthy_reward_hardly_ever_falls_and_comes_back_by_noise():
+    lines = []
+    for shape in SHAPES:
+        if shape in DIPS:
+            continue
+        for seed in range(60):
+            rows = healthy(seed, shape)
+            lines += told(rows[: random.Random(seed).randint(30, len(rows))])
+    assert len(lines) <= 0.02 * 60 * (len(SHAPES) - len(DIPS))
 
 
 @pytest.mark.parametrize("shape", DIPS)
 def test_a_dip_of_a_healthy_reward_is_told_as_one_of_the_reward(shape):
     lines = [line for seed in range(80) for line in told(healthy(seed, shape))]
     assert lines
-    assert all(": reward " in line for line in lines)
+    assert all(": reward " in line or line.startswith(OF_REWARD) for line in lines)
 
 
 def test_rows_of_a_record_have_none():
@@ -176,3 +192,51 @@ def test_single_log_steps_far_above_usual_are_told(rows):
     assert (
         f"{more}; KL to the reference {max(values['kl'])[0]:.3g} at step {max(values['kl'])[1]:.0f}" in line
     )
+
+
+def lost_and_recovered(rows=200, first=80, last=110, low=0.3, noise=0.1, seed=3):
+    """Return the rows of a level reward that is lower in some steps, by less than half."""
+    draw = random.Random(seed)
+    return [
+        {"step": float(step), "reward": (low if first <= step <= last else 0.6) + draw.gauss(0, noise)}
+        for step in range(1, rows + 1)
+    ]
+
+
+def test_a_reward_that_came_back_is_told_in_the_plateau_around_it():
+    rows = lost_and_recovered()
+    (plateau,) = [finding for finding in log_findings(Log.of(rows).rows) if finding.cause]
+    assert plateau.code == "plateau"
+    words = plateau.cause.partition("it is not level, as it was ")[2].split()
+    first, last = float(words[3]), float(words[5].rstrip(","))
+    assert 80 <= first < last <= 110
+    inside = [row["reward"] for row in rows if first <= row["step"] <= last]
+    assert len(inside) == 20
+    assert float(words[0]) == pytest.approx(sum(inside) / len(inside), rel=0.01)
+    assert not any(line.startswith(OF_REWARD) for line in told(rows))
+
+
+def test_a_reward_that_came_back_in_a_rise_is_told_in_passing():
+    rows = [
+        {**row, "reward": row["reward"] + row["step"] / 150}
+        for row in lost_and_recovered(first=100, last=140, low=0)
+    ]
+    assert [finding.code for finding in log_findings(Log.of(rows).rows) if finding.cause] == []
+    (line,) = told(rows)
+    assert line.startswith(OF_REWARD)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        lost_and_recovered(low=0.5, noise=0.05),
+        lost_and_recovered(noise=0.6),
+        lost_and_recovered(last=200),
+        lost_and_recovered(first=1),
+        lost_and_recovered(rows=29, first=10, last=18),
+    ],
+    ids=["a small loss", "noise", "to the end", "from the start", "a short log"],
+)
+def test_a_reward_that_is_not_surely_lost_and_recovered(rows):
+    assert not any("the lowest" in finding.cause for finding in log_findings(Log.of(rows).rows))
+    assert told(rows) == []

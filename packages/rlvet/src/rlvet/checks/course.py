@@ -339,6 +339,45 @@ class Jump(NamedTuple):
     """The size of the jump, in standard errors."""
 
 
+class Dip(NamedTuple):
+    """A part of a curve, as long as a tenth of it, that is below a part before it and another one after it."""
+
+    rows: slice
+    """The rows of the lowest such part."""
+    before: float
+    """The largest mean of as many rows before it."""
+    lowest: float
+    """Its mean."""
+    after: float
+    """The largest mean of as many rows after it."""
+    errors: float
+    """The smaller of both differences, in standard errors of a mean of its rows."""
+
+
+def find_dip(values: Sequence[float]) -> Dip | None:
+    """Find the part that is farthest below both a part before it and one after it; None if the curve is too short.
+
+    >>> find_dip([0.9, 0.8] * 15 + [0.1] * 10 + [0.6, 0.5] * 30).rows
+    slice(30, 40, None)
+    """
+    size = max(5, len(values) // 10)
+    sums = [0.0, *accumulate(values)]
+    means = [(end - start) / size for start, end in zip(sums, sums[size:], strict=False)]
+    if len(means) < 2 * size + 1:
+        return None
+    largest_before = list(accumulate(means, max))
+    largest_after = list(accumulate(reversed(means), max))[::-1]
+
+    def depth(row: int) -> float:
+        return min(largest_before[row - size], largest_after[row + size]) - means[row]
+
+    row = max(range(size, len(means) - size), key=depth)
+    errors = depth(row) / (noise_of_differences(values) / math.sqrt(size) + 1e-12)
+    return Dip(
+        slice(row, row + size), largest_before[row - size], means[row], largest_after[row + size], errors
+    )
+
+
 JUMP_SHARE = 0.6
 """Share of a change of level that must happen within a few rows for it to be a jump."""
 

@@ -20,6 +20,7 @@ from rlvet.checks.log.entropy import ENTROPY_LEFT, NO_ENTROPY
 from rlvet.checks.log.gradient import GRADIENT_SPIKES
 from rlvet.checks.log.life import RUN_DIED, WORDS
 from rlvet.checks.log.results import MOST
+from rlvet.checks.log.reward import PLATEAU, describe_dip, dip_of
 
 FEWEST_ROWS = 30
 """Number of log steps of a metric below which no part of it is told."""
@@ -310,6 +311,33 @@ def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
     return f"in single log steps: {'; '.join(texts)}" if texts else ""
 
 
+def _recovered_reward(
+    course: Course, findings: Sequence[Finding], found: Sequence[tuple[float, float, Passing]]
+) -> list[str]:
+    """Return a line on a reward that was lost and came back; none if that is told elsewhere.
+
+    Args:
+        course: The metrics.
+        findings: The findings, of which a plateau or a death tells it of its steps.
+        found: The parts of metrics that are told, with their first and last steps.
+    """
+    reward = course.series("reward")
+    dip = dip_of(reward)
+    if dip is None:
+        return []
+    first, last = (reward.steps[row] for row in (dip.rows.start, dip.rows.stop - 1))
+    for start, end, part in found:
+        if part.name == "reward" and start <= last and first <= end:
+            return []
+    for finding in findings:
+        if finding.onset is None or finding.onset > last:
+            continue
+        is_death = finding.kind is RUN_DIED and finding.steps is not None and first <= finding.steps[1]
+        if is_death or finding.kind is PLATEAU:
+            return []
+    return [f"in passing, of the reward: {describe_dip(reward, dip)}"]
+
+
 def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
     """Return a sentence on each part of a run in which metrics left their usual values, and returned.
 
@@ -321,7 +349,7 @@ def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
     if not course.has_a_row_for_each_step:
         return []
     spells: list[tuple[float, float, list[str]]] = []
-    found = []
+    found: list[tuple[float, float, Passing]] = []
     for name in LIMITS:
         metric = course.series(name)
         for part in _passing_of(name, metric):
@@ -337,7 +365,7 @@ def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
             spells[-1] = (spells[-1][0], max(end, spells[-1][1]), [*spells[-1][2], text])
         else:
             spells.append((start, end, [text]))
-    lines = []
+    lines = _recovered_reward(course, findings, found)
     for start, end, texts in spells[:MOST_TOLD]:
         more = f"; and {len(texts) - MOST_TOLD} more" if len(texts) > MOST_TOLD else ""
         steps = f"from step {format_step(start)} to {format_step(end)}"

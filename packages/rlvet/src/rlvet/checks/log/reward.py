@@ -13,12 +13,14 @@ from rlvet._numbers import format_number, format_share, format_step
 from rlvet.checks.course import (
     Case,
     Course,
+    Dip,
     Series,
     begins_in_the_middle,
     blocks,
     deviation,
     end_means,
     find_change_point,
+    find_dip,
     fit_slope,
     largest_mean,
     lasting_row,
@@ -520,6 +522,37 @@ def start_of_fall(reward: Series, level: float, loss: float, noise: float) -> fl
     return reward.steps[row]
 
 
+DIP_ERRORS = 5.0
+"""Standard errors above which a loss that came back is sure. The lowest part is chosen among all."""
+
+
+def dip_of(reward: Series) -> Dip | None:
+    """Return where a run had surely lost much of its reward and got it back; None if it did not.
+
+    >>> dip_of(Series(range(100), [0.9, 0.8] * 15 + [0.1] * 10 + [0.6, 0.5] * 30)).rows
+    slice(30, 40, None)
+    >>> dip_of(Series(range(100), [0.9, 0.8] * 50)) is None
+    True
+    """
+    if len(reward.values) < PLATEAU_STEPS:
+        return None
+    dip = find_dip(reward.values)
+    if dip is None or dip.errors < DIP_ERRORS:
+        return None
+    loss = min(dip.before, dip.after) - dip.lowest
+    return dip if loss > LARGE_LOSS * (dip.before - min(0.0, dip.lowest)) else None
+
+
+def describe_dip(reward: Series, dip: Dip) -> str:
+    """Return the means of a loss that came back, with its steps."""
+    first, *_, last = reward.steps[dip.rows]
+    lowest, before, after = (format_number(mean) for mean in (dip.lowest, dip.before, dip.after))
+    return (
+        f"it was {lowest} from step {format_step(first)} to {format_step(last)}, after {before} and before {after} "
+        "(means of a tenth of the run each: the lowest, and the best before and after it)"
+    )
+
+
 SPENT = 0.1
 """Share of the largest learning rate below which a schedule hardly moves the policy any more."""
 
@@ -624,6 +657,9 @@ def check_plateau(case: Case) -> Finding:
         cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
         cause = f"{cause}; it rises by at most {largest_rise} (two standard errors)"
+    dip = dip_of(reward)
+    if dip is not None and dip.rows.start >= turn:
+        cause = f"{cause}; it is not level, as {describe_dip(reward, dip)}"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
     rates = course.series("learning_rate")
