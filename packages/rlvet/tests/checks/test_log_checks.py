@@ -439,7 +439,9 @@ def test_a_jump_in_a_fall_is_no_change_of_prompts_and_what_follows_the_fall_lead
     told = {finding.code: finding for finding in findings if finding.cause}
     assert "data-change" not in told
     assert told["collapse"].onset < told["entropy-rise"].onset
-    assert told["entropy-rise"].advice.startswith("look at collapse first, which began before; lower ")
+    assert told["entropy-rise"].advice.startswith(
+        "look at collapse first, which began before this passed its limit; lower "
+    )
 
 
 @pytest.mark.parametrize("steps", [8, 9, 10])

@@ -1,11 +1,14 @@
 """Findings know each other's onsets: the order in which a run broke, the checkpoint to go back to, and effects."""
 
+import math
 import random
 import re
 
 import pytest
 
+from rlvet.checks.course import Series
 from rlvet.checks.diagnosis import Diagnosis
+from rlvet.checks.log.results import half_step
 from rlvet.checks.log_checks import log_findings
 from rlvet.checks.registry import LOGS
 from rlvet.runs.logs import Log
@@ -222,8 +225,12 @@ def test_a_fault_after_the_fall_comes_after_it_and_is_not_called_its_cause():
     rows = falling(0.4, 0.6, kl=lambda step: 0.01 if step < 170 else 3.0)
     diagnosis = diagnose_rows(rows)
     assert [finding.code for finding in diagnosis.findings] == ["collapse", "kl-drift"]
-    assert found(diagnosis, "collapse").advice.startswith("no check found anything that began before it")
-    assert found(diagnosis, "kl-drift").advice.startswith("look at collapse first, which began before")
+    assert found(diagnosis, "collapse").advice.startswith(
+        "no check found anything that passed its limit before it"
+    )
+    assert found(diagnosis, "kl-drift").advice.startswith(
+        "look at collapse first, which began before this passed"
+    )
 
 
 @pytest.mark.parametrize(("rows_later", "first"), [(2, "kl-drift"), (10, "collapse")])
@@ -246,7 +253,8 @@ def test_a_fault_after_a_partial_loss_is_told_before_it_and_not_called_its_cause
     assert [finding.code for finding in diagnosis.findings] == ["kl-drift", "collapse"]
     advice = found(diagnosis, "collapse").advice
     assert advice.startswith(
-        "the faults above passed their limits only after it began; no check found anything that began before it"
+        "the faults above passed their limits only after it began; no check found anything that passed its limit "
+        "before it"
     )
 
 
@@ -529,3 +537,52 @@ def test_a_single_row_does_not_begin_a_lost_entropy_anew():
             {"step": step, "reward": 0.8 + 0.01 * (step % 3), "entropy": 0.05 if step == 20 else entropy}
         )
     assert found(diagnose_rows(rows), "entropy-collapse").onset == 12
+
+
+# --- A metric that changed before the fall, and passed its limit after it ---
+
+
+def shrinking(*, half_at, fall_at=40, rows=80):
+    """Return the rows of a reward that falls at a step, with answers that had lost half of their length at another."""
+    draw = random.Random(2)
+    length = {step: 400 / (1 + math.exp((step - half_at) / 4)) + 20 for step in range(1, rows + 1)}
+    return [
+        {
+            "step": float(step),
+            "reward": (0.6 if step < fall_at else 0.05) + draw.gauss(0, 0.02),
+            "length": length[step] + draw.gauss(0, 2),
+        }
+        for step in range(1, rows + 1)
+    ]
+
+
+def test_a_metric_that_had_changed_before_the_fall_is_not_called_its_effect():
+    diagnosis = diagnose_rows(shrinking(half_at=36))
+    shorter, fall = found(diagnosis, "length-collapse"), found(diagnosis, "collapse")
+    assert fall.onset < shorter.onset
+    assert shorter.half_by == pytest.approx(36, abs=1)
+    assert [finding.code for finding in diagnosis.findings[:2]] == ["length-collapse", "collapse"]
+    assert "collapse first" not in shorter.advice
+    assert fall.advice.startswith("look at the faults above first, which may be its cause")
+    half = f"length-collapse from step {shorter.onset:.0f} (half of its change by step {shorter.half_by:.0f})"
+    assert diagnosis.order_text == f"in order: {half}, collapse from step {fall.onset:.0f}"
+
+
+def test_a_metric_that_changed_after_the_fall_is_called_later():
+    diagnosis = diagnose_rows(shrinking(half_at=58))
+    assert [finding.code for finding in diagnosis.findings[:2]] == ["collapse", "length-collapse"]
+    assert (
+        "collapse first, which began before this passed its limit"
+        in found(diagnosis, "length-collapse").advice
+    )
+
+
+@pytest.mark.parametrize("metric", [[1.0] * 20, []])
+def test_a_metric_that_did_not_change_has_no_half_of_a_change(metric):
+    assert half_step(Series(range(len(metric)), metric)) == math.inf
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_half_of_a_change_is_that_of_the_means_of_its_ends(sign):
+    values = [sign * value for value in [0.0] * 10 + [0.4, 0.6, 0.4, 0.7, 0.8] + [1.0] * 10]
+    assert half_step(Series(range(25), values)) == 13

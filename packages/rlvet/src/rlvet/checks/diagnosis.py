@@ -92,7 +92,7 @@ class Diagnosis:
 
     @property
     def order_text(self) -> str:
-        """The order in which the findings began, in a line; empty if all began at one step.
+        """The order in which the findings began or half of their change was over; empty if all began at one step.
 
         >>> from rlvet.checks.log.distance import KL_DRIFT
         >>> from rlvet.checks.log.reward import COLLAPSE
@@ -102,7 +102,15 @@ class Diagnosis:
         """
         if len(self.order) < 2:
             return ""
-        parts = [f"{_enumerate(codes)} from step {format_step(step)}" for step, codes in self.order.items()]
+        groups: dict[tuple[float, float, float | None], dict[str, None]] = {}
+        for finding in self.findings:
+            if finding.severity != "note" and finding.onset is not None:
+                place = (finding.first_sign, finding.onset, finding.half_by)
+                groups.setdefault(place, {})[finding.code] = None
+        parts = []
+        for (_, onset, half), codes in sorted(groups.items(), key=lambda group: group[0][:2]):
+            by_half = "" if half is None else f" (half of its change by step {format_step(half)})"
+            parts.append(f"{_enumerate(list(codes))} from step {format_step(onset)}{by_half}")
         return f"in order: {', '.join(parts)}"
 
     @property

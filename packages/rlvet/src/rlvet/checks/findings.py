@@ -99,6 +99,8 @@ class Finding(NamedTuple):
     """One of `rlvet._severities.SEVERITIES`; empty if the check passed or could not run."""
     onset: float | None = None
     """The first step at which the run shows the fault; None if no such step is known."""
+    half_by: float | None = None
+    """The step by which half of the change of its metric was over; None if that was not before the onset."""
     steps: tuple[float, float] | None = None
     """The first and the last step of the rows that ``figure`` was computed from."""
     cost: str = ""
@@ -115,6 +117,12 @@ class Finding(NamedTuple):
     subject: str = ""
     """The name of the check in the output, such as ``entropy of the policy``. Each check has a name of its own, which
     docs/diagnose.md explains."""
+
+    @property
+    def first_sign(self) -> float:
+        """The onset, or the step by which half of the change of its metric was over; infinity if neither is known."""
+        steps = [step for step in (self.onset, self.half_by) if step is not None]
+        return min(steps, default=math.inf)
 
     @classmethod
     def of(cls, tested: str, by_batch: Iterable[float], n: int, measure: str = "") -> Finding:
@@ -198,7 +206,7 @@ class Finding(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Return the finding as a dictionary for JSON."""
         values = self._asdict()
-        del values["kind"]
+        del values["kind"], values["half_by"]
         return values
 
 

@@ -15,11 +15,12 @@ from rlvet._numbers import format_number, format_setting, format_step
 from rlvet.checks.course import SPIKE_REACH, Case, Course
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE, TEN_TIMES_SMALLER
-from rlvet.checks.log.entropy import ENTROPY_COLLAPSE
+from rlvet.checks.log.entropy import ENTROPY_COLLAPSE, ENTROPY_RISES
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
 from rlvet.checks.log.length import CUT_FOR_A_WHILE, LENGTH_COLLAPSE, with_cut_answers_after_cause
 from rlvet.checks.log.life import METRIC_LOST, RUN_DIED
 from rlvet.checks.log.numbers import NOT_A_NUMBER
+from rlvet.checks.log.results import half_step
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
@@ -53,7 +54,8 @@ def log_findings(
     case = Case(Course(rows), setup)
     for check in LOGS.checks():
         case.findings.append(case.of(check.function))
-    findings = _with_numbers_after_large_steps(case.findings)
+    findings = [_with_half(finding, case.course) for finding in case.findings]
+    findings = _with_numbers_after_large_steps(findings)
     findings = _with_fall_before_effects(_with_lost_signal_last(findings), case.course.rows)
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
@@ -61,6 +63,18 @@ def log_findings(
     findings = [_with_cost(finding, case.course.rows, are_steps_counted) for finding in findings]
     findings = [_with_usual_rate(finding, setup) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
+
+
+GRADUAL = (LENGTH_COLLAPSE, ENTROPY_COLLAPSE, ENTROPY_RISES, KL_DRIFT)
+"""Kinds of faults whose metric may have changed for long when it passes the limit at which the fault begins."""
+
+
+def _with_half(finding: Finding, course: Course) -> Finding:
+    """Return a finding of a kind in `GRADUAL` with the step by which half of the change of its metric was over."""
+    if finding.kind not in GRADUAL or finding.onset is None:
+        return finding
+    half = half_step(course.series(finding.quantities[0]))
+    return finding._replace(half_by=half) if half < finding.onset else finding
 
 
 def _of_kind(findings: Sequence[Finding], kind: Kind) -> Finding | None:
@@ -148,7 +162,7 @@ def _is_effect_of_fall(finding: Finding, fall: Finding, rows: CompactRows) -> bo
     """Return whether a finding follows from a fall of the reward.
 
     That is the floor to which the reward fell, groups whose rewards are equal as the run lost most of them, and any
-    fault that began long after such a loss.
+    fault that began long after such a loss, of whose change not half was over before.
     """
     is_large = fall.ok is False
     if finding.kind is NO_SIGNAL:
@@ -157,7 +171,7 @@ def _is_effect_of_fall(finding: Finding, fall: Finding, rows: CompactRows) -> bo
         return False
     if finding.kind is REWARD_FLAT:
         return fall.onset <= finding.onset
-    return is_large and _soon_after(fall.onset, rows) < finding.onset
+    return is_large and _soon_after(fall.onset, rows) < finding.first_sign
 
 
 EARLY_SHARE = 0.1
@@ -193,7 +207,7 @@ def _first_onset(findings: Sequence[Finding], rows: CompactRows) -> float:
 def _with_cause_of_fall(
     fall: Finding, findings: Sequence[Finding], faults: Sequence[Finding], rows: CompactRows
 ) -> Finding:
-    """Return a fall of the reward with advice on what may be its cause, which nothing is that began after it.
+    """Return a fall of the reward with advice on what may be its cause, which nothing is that changed after it.
 
     Args:
         fall: The finding.
@@ -202,7 +216,7 @@ def _with_cause_of_fall(
         rows: The rows of the log.
     """
     start = math.inf if fall.onset is None else _soon_after(fall.onset, rows)
-    if any(fault.onset is None or fault.onset <= start for fault in faults):
+    if any(fault.onset is None or fault.first_sign <= start for fault in faults):
         return fall._replace(advice=f"look at the faults above first, which may be its cause; {fall.advice}")
     told_beside = [
         finding
@@ -210,8 +224,8 @@ def _with_cause_of_fall(
         if finding.cause and finding.severity != "note" and finding.kind is not fall.kind
     ]
     clauses = [fall.advice]
-    if all(finding.onset is not None and finding.onset > start for finding in told_beside):
-        clauses.insert(0, "no check found anything that began before it, so no cause is known")
+    if all(finding.onset is not None and finding.first_sign > start for finding in told_beside):
+        clauses.insert(0, "no check found anything that passed its limit before it, so no cause is known")
     if faults:
         clauses.insert(0, "the faults above passed their limits only after it began")
     return fall._replace(advice="; ".join(clauses))
@@ -238,11 +252,12 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
                 checkpoint = f"before step {format_step(step)}{describe_saved(saved, step)}"
                 resumption = kind.resumption(checkpoint)
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
-        may_be_effect = (finding.ok is False or kind is METRIC_LOST) and (finding.onset or 0.0) > lost_from
+        may_be_effect = (finding.ok is False or kind is METRIC_LOST) and finding.onset is not None
+        may_be_effect = may_be_effect and finding.first_sign > lost_from
         # Of lost signal and cut answers it is said already.
         if may_be_effect and COLLAPSE.code not in finding.advice:
             finding = finding._replace(
-                advice=f"look at {COLLAPSE.code} first, which began before; {finding.advice}"
+                advice=f"look at {COLLAPSE.code} first, which began before this passed its limit; {finding.advice}"
             )
         if kind is COLLAPSE:
             finding = _with_cause_of_fall(finding, findings, faults, rows)

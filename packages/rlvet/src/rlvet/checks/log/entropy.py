@@ -85,7 +85,10 @@ ENTROPY_RISES = Kind(
         f"entropy is {ENTROPY_RISE:g} times its start and at least one nat higher; it begins as {ENTROPY_RISE:g} times "
         "the start is passed"
     ),
-    remedy="lower [smaller entropy bonus|the entropy bonus{entropy bonus} or ]the learning rate{learning rate}",
+    remedy=(
+        "lower the learning rate{learning rate}[smaller entropy bonus|, or the entropy bonus{entropy bonus} if the "
+        "loss has one]"
+    ),
     resume=", and",
     is_in_the_weights=True,
     is_effect_of_large_steps=True,
@@ -178,7 +181,7 @@ def _flat_since(case: Case) -> float:
 @LOGS.check(
     "entropy of the policy",
     after="shorter answers",
-    tested="entropy is not lost without a higher reward, and rises by at most a nat, or twofold",
+    tested="entropy is not lost without a higher reward, and ends at most a nat above its start, or at twice it",
     explained="entropy does not fall to near 0 without a higher reward, and does not grow far above its start",
     reports=(ENTROPY_COLLAPSE, ENTROPY_RISES, LOW_ENTROPY_AT_START),
 )

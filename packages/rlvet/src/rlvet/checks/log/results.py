@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Course, Series, lasting_row_below, noise_of_differences, tenths
+from rlvet.checks.course import Course, Series, lasting_row, lasting_row_below, noise_of_differences, tenths
 from rlvet.checks.findings import Finding
 
 ALL_ROWS = slice(None)
@@ -44,16 +44,28 @@ def change_text(before: float, after: float) -> str:
     return f"{format_number(before)} → {format_number(after)}"
 
 
+def half_step(metric: Series) -> float:
+    """Return the step by which half of the change of a metric was over; infinity if it did not change.
+
+    >>> half_step(Series(range(20), [5.0] * 8 + [4.0, 3.0] + [0.0] * 10))
+    10
+    """
+    if not metric.values or metric.first == metric.last:
+        return math.inf
+    middle = (metric.first + metric.last) / 2
+    row_of = lasting_row_below if metric.last < metric.first else lasting_row
+    return metric.steps[row_of(metric.values, middle)]
+
+
 def before_the_limit(name: str, metric: Series, start: float | None) -> str:
-    """Return a clause on the step at which half of a fall was over, if that was before its limit was passed.
+    """Return a clause on the step by which half of a fall was over, if that was before its limit was passed.
 
     Args:
         name: The name of the metric.
         metric: The metric, whose last tenth is below the first.
         start: The step at which it passed the limit.
     """
-    middle = (metric.first + metric.last) / 2
-    half = metric.steps[lasting_row_below(metric.values, middle)]
+    half = half_step(metric)
     if start is None or half >= start:
         return ""
     return f"; the {name} had lost half of this by step {format_step(half)}"

@@ -129,7 +129,10 @@ def check_constant_reward(case: Case) -> Finding:
         if equal_rows >= min(FEW_STEPS, len(reward.values)):
             if is_short:
                 return undecided_check("they are equal at the end, but in few log steps")
-            return undecided_check("the mean is constant, but not a fault")
+            rows = f"in the last {equal_rows} log steps"
+            if any(spreads):
+                return undecided_check(f"the mean is {format_number(last)} {rows}, where some rewards differ")
+            return undecided_check(f"it is {format_number(last)} {rows}, which is the best")
         return finding
     start = reward.steps[-equal_rows]
     value = format_number(last)

@@ -241,7 +241,7 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
         if rises(later_rewards):
             severity = "look"
             cause = f"{cause}; in the last two thirds of the run, the reward still rises{change}"
-        elif falls(later_rewards):
+        elif falls(later_rewards) and before > HARD:
             fall = f"({change_text(before, after)}, {THIRDS_OF_STEPS})"
             cause = f"{cause}; in the last two thirds of the run, the reward falls {fall}"
         else:
