@@ -200,7 +200,7 @@ def test_keys_that_are_not_read_are_told_if_one_log_alone_has_them_or_their_valu
     assert "\nnot known to rlvet, and no value in common (1 of 2 such keys of both; A | B, means at" in text
     assert (
         "\nnot read, so that no step is searched at which they part: 2 of 4 keys of A, 7 of 9 keys of B; "
-        "rlvet diagnose -v lists them\n"
+        "of both: my/weight, my/noise; rlvet diagnose -v lists them\n"
     ) in text
     # A key that is not known decides nothing.
     assert not difference.differs
@@ -361,6 +361,28 @@ def test_the_reward_has_a_line_after_the_headline_with_its_means_and_interval(tm
     swapped = diff(*written(tmp_path, b[:150], a))
     assert "surely higher in B" in str(swapped)
     assert swapped.as_json()["logs"]["reward"]["interval"] == pytest.approx([-high, -low])
+
+
+def test_the_steps_in_which_metrics_that_meet_again_are_farthest_apart_are_told(tmp_path):
+    """The rule allows one run to be ahead of the other, and so does not tell them apart."""
+    a = rows(1, steps=100, reward=lambda step: 0.2 if 41 <= step <= 50 else 0.5, entropy=flat)
+    b = rows(2, steps=100, reward=lambda step: 0.2 if 61 <= step <= 70 else 0.5, entropy=flat)
+    difference = diff(*written(tmp_path, a, b))
+    reward, entropy = (
+        next(one for one in difference.logs.not_told_apart if one.name == name)
+        for name in ("reward", "entropy")
+    )
+    assert reward.farthest.first in (40, 41, 42, 60, 61, 62)
+    assert reward.farthest.last == reward.farthest.first + 9
+    for log, mean in ((a, reward.farthest.a), (b, reward.farthest.b)):
+        inside = [
+            row["reward"] for row in log if reward.farthest.first <= row["step"] <= reward.farthest.last
+        ]
+        assert mean == pytest.approx(sum(inside) / 10)
+    assert entropy.farthest is None
+    line = f"the others are farthest apart (A | B, means over up to 10 log steps): reward {reward.farthest}"
+    assert f"\n{line}\n" in str(difference)
+    assert not difference.differs
 
 
 def test_a_reward_that_may_be_equal_is_not_called_higher(tmp_path):

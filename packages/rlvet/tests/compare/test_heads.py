@@ -24,6 +24,16 @@ def output(path, head, rows=ROWS):
         ("Num examples = 7,473\nadq: False | beta: 1e-3\n", {"adq": "False", "beta": "1e-3"}),
         ("lam=0.1\nlam=0.2\nmu=3\n", {"mu": "3"}),
         ("max_steps=200 step: 3 total=7\n", {"max_steps": "200"}),
+        (
+            "csd_pilot: rho=1.00, G=cfg, dataset=gsm8k, output_dir=out/run_3 ===\n",
+            {"rho": "1.00", "G": "cfg", "dataset": "gsm8k"},
+        ),
+        (
+            "Namespace(model='Qwen/Qwen2.5-7B', lr=1e-05, reward_type=\"exact\", use_vllm=True, out='/a/b')\n",
+            {"model": "Qwen/Qwen2.5-7B", "lr": "1e-05", "reward_type": "exact", "use_vllm": "True"},
+        ),
+        ("Model: Qwen/Qwen2.5-7B-Instruct\nNote: this is prose\n", {"Model": "Qwen/Qwen2.5-7B-Instruct"}),
+        ("x = list(map(f, key=len(y))); a==b url=https://a/b\n", {}),
         ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),
         ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
     ],

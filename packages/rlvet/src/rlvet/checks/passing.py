@@ -104,9 +104,10 @@ def _half_of_reward(past: _Past) -> Limits:
     return Limits(low, math.inf, past.best - height / 4, math.inf, past.best)
 
 
-def _no_entropy(past: _Past) -> Limits:
+def _no_or_much_entropy(past: _Past) -> Limits:
+    """Return the limits of an entropy that is lost, or three times as large."""
     usual = past.usual
-    return Limits(min(ENTROPY_LEFT * usual, NO_ENTROPY), math.inf, usual / 2, math.inf)
+    return Limits(min(ENTROPY_LEFT * usual, NO_ENTROPY), 3 * usual, usual / 2, 2 * usual)
 
 
 def _shorter_or_longer(past: _Past) -> Limits:
@@ -138,7 +139,7 @@ LIMITS: dict[str, Callable[[_Past], Limits]] = {
     "cut": _most(MOST, 0.25),
     "length": _shorter_or_longer,
     "kl": _above(5.0, LARGEST_KL),
-    "entropy": _no_entropy,
+    "entropy": _no_or_much_entropy,
     "grad_norm": _above(10.0, 0.0),
     "mismatch_kl": _above(10.0, 0.05),
     "mismatch": _above(10.0, 0.1),
@@ -267,8 +268,6 @@ def _passing_of(name: str, metric: Series) -> list[Passing]:
 
 def _may_leave(name: str, values: Sequence[float]) -> bool:
     """Return whether any value can be outside the usual region, which most metrics never leave."""
-    if name == "entropy":
-        return min(values) < NO_ENTROPY
     return max(values) > min(values)
 
 

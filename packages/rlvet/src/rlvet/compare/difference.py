@@ -333,6 +333,14 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
         "only A has": comparison.only_a,
         "only B has": comparison.only_b,
     }
+    farthest = [
+        f"{metric.name} {metric.farthest}"
+        for metric in comparison.not_told_apart
+        if metric.farthest is not None
+    ]
+    if farthest:
+        means = f"(A | B, means over up to {comparison.window} log steps)"
+        metrics[f"the others are farthest apart {means}"] = farthest
     lines += [f"{title}: {', '.join(names)}" for title, names in metrics.items() if names]
     return [*lines, *([] if keys is None else keys.lines), *comparison.notes]
 

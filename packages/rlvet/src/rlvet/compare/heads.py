@@ -18,13 +18,22 @@ LARGEST = 2**17
 LONGEST_LINE = 1000
 """The number of characters of a line that are looked at."""
 
-PAIR = re.compile(
-    r"(?<![\w/.=:-])([A-Za-z_][A-Za-z0-9_.]{0,39})(?:=|: ?)([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"
+NAME = r"(?<![\w/.=:-])([A-Za-z_][A-Za-z0-9_.]{0,39})"
+"""The name of a setting."""
+
+PAIRS = (
+    re.compile(NAME + r"(?:=|: ?)([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"),
+    re.compile(NAME + r"=[\"']?([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)(?![\w:/=({[])"),
+    re.compile(
+        r"(?i)(?<![\w/.=:-])((?:base_?|policy_?)?model|dataset|task|method|algorithm): ([A-Za-z][\w.+-]*/[\w.+-]+)"
+    ),
 )
-"""A name with a number or a truth value: ``rho=0.70``, ``seed: 42``."""
+"""A name with a number or a truth value, ``rho=0.70`` or ``seed: 42``; with a word, ``dataset=gsm8k``; and a model or
+data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be prose."""
 
 NO_SETTING = re.compile(
-    r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?)s?($|_)"
+    r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|name|id|url"
+    r"|host|addr|address|user|output|out|log|tag|version|run)s?($|_)"
     r"|^(global_)?(steps?|loss|total)$"
 )
 """Names of what differs between any two runs."""
@@ -51,9 +60,10 @@ def printed_pairs(path: Path) -> dict[str, str]:
         line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
         if printed_trainings(line)[0]:
             break
-        for name, value in PAIR.findall(line):
-            if not NO_SETTING.search(name):
-                values.setdefault(name, set()).add(value)
+        for pair in PAIRS:
+            for name, value in pair.findall(line):
+                if not NO_SETTING.search(name):
+                    values.setdefault(name, set()).add(value)
     return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
 
 

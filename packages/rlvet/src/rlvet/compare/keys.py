@@ -44,6 +44,8 @@ class KeyComparison:
     """The keys of both logs of which all values of one run are above all of the other."""
     unread: tuple[int, int] = (0, 0)
     """The number of keys of each log that were not read."""
+    unread_of_both: Sequence[str] = ()
+    """The keys that were read of neither."""
     logged: tuple[int, int] = (0, 0)
     """The number of keys of each log."""
 
@@ -75,8 +77,9 @@ class KeyComparison:
             if unread
         ]
         if counts:
+            names = listed(*by_beginning(self.unread_of_both)) if self.unread_of_both else "none"
             lines.append(
-                f"not read, so that no step is searched at which they part: {', '.join(counts)}; "
+                f"not read, so that no step is searched at which they part: {', '.join(counts)}; of both: {names}; "
                 "rlvet diagnose -v lists them"
             )
         return lines
@@ -108,11 +111,11 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
     """
     unread = (len(a.unread), len(b.unread))
     logged = (a.keys_of_learning, b.keys_of_learning)
+    shared = [key for key in a.unread if key in b.unread]
     if not is_one_framework:
-        return KeyComparison([], [], unread=unread, logged=logged)
+        return KeyComparison([], [], unread=unread, unread_of_both=shared, logged=logged)
     of_a, of_b = (_all_keys(log) for log in (a, b))
     courses = (Course(a.rows), Course(b.rows))
-    shared = [key for key in a.unread if key in b.unread]
     apart = []
     for key in shared:
         first, second = (course.series(key) for course in courses)
@@ -127,6 +130,7 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
         len(shared),
         apart,
         unread,
+        shared,
         logged,
     )
 

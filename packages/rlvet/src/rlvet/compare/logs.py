@@ -200,6 +200,50 @@ class MeanDifference:
 
 
 @dataclass(frozen=True)
+class FarthestSteps:
+    """The steps in which a metric of two logs is farthest apart, in means over as many log steps as a window has."""
+
+    first: float
+    """The first of these steps."""
+    last: float
+    """The last one."""
+    a: float
+    """The mean of the first run over them."""
+    b: float
+    """The mean of the second run."""
+
+    def __str__(self) -> str:
+        means = f"{format_number(self.a)} | {format_number(self.b)}"
+        return f"{means} from step {format_step(self.first)} to {format_step(self.last)}"
+
+
+FARTHEST_ERRORS = 4.0
+"""Standard errors of the difference of two such means above which it is told. It is the largest of all windows."""
+
+
+def farthest_steps(steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> FarthestSteps | None:
+    """Return the steps in which two curves are farthest apart; None if that is not beyond the noise of single steps.
+
+    Args:
+        steps: The common steps, (n,).
+        a: The values of the first run, (n,).
+        b: The values of the second run, (n,).
+
+    >>> str(farthest_steps(range(100), [0.5, 0.6] * 50, [0.5, 0.6] * 25 + [0.1] * 10 + [0.5, 0.6] * 20))
+    '0.55 | 0.1 from step 50 to 59'
+    """
+    window = window_of(len(steps))
+    curves = [_smoothed(values, window) for values in (a, b)]
+    distances = [abs(first - second) for first, second in zip(*curves, strict=True)]
+    start = distances.index(max(distances))
+    noise = _noises(a, b, window)[-1] / math.sqrt(window)
+    # Means of equal values differ by rounding.
+    if distances[start] <= FARTHEST_ERRORS * noise + 1e-9 * max(map(abs, (*a, *b))):
+        return None
+    return FarthestSteps(steps[start], steps[start + window - 1], curves[0][start], curves[1][start])
+
+
+@dataclass(frozen=True)
 class MetricMeans:
     """The means of a metric at the end of the common steps of two logs."""
 
@@ -213,6 +257,8 @@ class MetricMeans:
     """True if a few values of one run are not above all of the other."""
     whole: MeanDifference | None = None
     """The means over all common steps with the interval of their difference; None if they are not told."""
+    farthest: FarthestSteps | None = None
+    """The steps in which the two runs are farthest apart; None if that is within the noise, or not told."""
 
     @property
     def is_far(self) -> bool:
@@ -379,13 +425,15 @@ def compare_logs(
             apart.append(replace(means_at_the_end(name, values_a, values_b), overlaps=overlaps))
         else:
             means = MeanDifference.of(name, steps, values_a, values_b)
-            not_told_apart.append(MetricMeans(name, *means.ends, whole=means))
+            farthest = farthest_steps(steps, values_a, values_b)
+            not_told_apart.append(MetricMeans(name, *means.ends, whole=means, farthest=farthest))
             if name == "reward":
                 reward = means
     if not parted and not apart and not not_told_apart:
         raise InvalidValue(
-            f"the logs have no metric with {FEWEST_STEPS} common steps, which are too few to tell a difference from "
-            f"noise; both have {', '.join(short) or 'none'}; `rlvet report A B` draws the two on one page"
+            f"the logs have no metric with {FEWEST_STEPS} common steps, as the rule needs, nor one with "
+            f"{FEWEST_APART} of which all values of one log are above all of the other; both have "
+            f"{', '.join(short) or 'none'}; `rlvet report A B` draws the two on one page"
         )
     # A sort keeps the order of causes and effects among metrics of one step.
     parted.sort(key=attrgetter("step"))
