@@ -327,7 +327,7 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "the reward does not collapse": reward_is_lost,
     "the reward is not flat for half of the run": reward_is_constant,
     "importance weights of sequences keep the gradient": weights_are_far,
-    "reward and length do not jump to other levels together": levels_jump_together,
+    "the largest changes of reward and length are not one jump": levels_jump_together,
     "every component of the reward varies": a_component_is_constant,
     "most of the reward comes from components that still change": one_component_is_all,
     "the score on other prompts does not fall while the reward rises": score_is_lost,

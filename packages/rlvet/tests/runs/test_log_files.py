@@ -187,6 +187,23 @@ def test_a_row_that_is_cut_off_is_counted_and_keeps_its_number():
     )
 
 
+def test_a_row_that_is_read_in_part_is_told():
+    rows = [
+        f"{{'loss': 0.125, 'reward': 0.{number}, 'kl': 0.01, 'entropy': 0.5, 'step_time': 1.5}}"
+        for number in range(1, 5)
+    ]
+    rows[3] = rows[3][:-8]
+    unread = Unread()
+    assert trl_rows("\n".join(rows), unread)[3] == {
+        "loss": 0.125,
+        "reward": 0.4,
+        "kl": 0.01,
+        "entropy": 0.5,
+        "step": 4,
+    }
+    assert "1 row is cut off, of which the whole values are read" in unread.notes()
+
+
 def row_and_bars(before: str, after: str) -> str:
     """Return a row between two progress bars."""
     bars = [f"\r  1%|  | {bar} [1:00<2:00, 1.5s/it]" if bar else "" for bar in (before, after)]

@@ -33,7 +33,7 @@ DATA_CHANGE = Kind(
 @LOGS.check(
     "a change of the prompts",
     after="groups with equal rewards",
-    tested="reward and length do not jump to other levels together",
+    tested="the largest changes of reward and length are not one jump",
     explained="reward and length do not jump at one step",
     reports=(DATA_CHANGE,),
 )

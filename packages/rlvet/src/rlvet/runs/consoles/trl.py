@@ -134,6 +134,7 @@ def _printed_rows(text: str, unread: Unread) -> list[_Printed]:
     bar_step = 0
     # The number of rows before the last bar.
     rows_before_bar = 0
+    rows_in_part = 0
     for line in _unwrapped_lines(text):
         has_row = False
         for match in TRL_ROW_OR_PROGRESS.finditer(line):
@@ -151,12 +152,16 @@ def _printed_rows(text: str, unread: Unread) -> list[_Printed]:
             elif METRIC_OF_ROW.search(match[0], 0, LONGEST_ROW):
                 unread.add("dictionary", "it cannot be parsed", match[0], is_lost=True)
         row = {} if has_row else _parse_truncated_row(line)
+        rows_in_part += bool(row)
         open_row = OPEN_ROW.search(line)
         if not row and open_row is not None and NUMBER_OF_ROW.search(line, open_row.start()):
             unread.add("dictionary", "it is cut off", open_row[0], is_lost=True)
             row = CUT_OFF
         if row:
             printed.append(_Printed(row, bar_step))
+    if rows_in_part:
+        rows = "1 row is" if rows_in_part == 1 else f"{rows_in_part} rows are"
+        unread.remarks.append(f"{rows} cut off, of which the whole values are read")
     return printed
 
 
