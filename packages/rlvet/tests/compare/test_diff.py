@@ -412,13 +412,27 @@ def test_the_settings_of_two_short_logs_are_compared(tmp_path):
         write_run(tmp_path / name, rows, temperature)
     result = run(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
-    assert result.stdout.startswith("1 difference in effect: temperature")
-    assert (
-        "only the configurations were compared: the logs have no metric with 20 common steps" in result.stdout
+    assert result.stdout.startswith(
+        "no shared metric has the 20 common steps that the rule needs; 1 difference in effect: temperature"
     )
     (tmp_path / "b/config.yaml").unlink()
     result = run(tmp_path / "a", tmp_path / "b")
-    assert "no metric with 20 common steps" in str(result.exception)
+    assert result.exit_code == 0
+    assert "were not compared" in result.stdout
+
+
+def test_only_the_settings_of_two_logs_of_seven_rows_are_compared(tmp_path):
+    for name, temperature in (("a", 1.0), ("b", 0.6)):
+        rows = [{"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7)} for step in range(7)]
+        write_run(tmp_path / name, rows, temperature)
+    result = run(tmp_path / "a", tmp_path / "b")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("1 difference in effect: temperature")
+    reason = "only the configurations were compared: the logs have no metric with 8 common steps"
+    assert reason in result.stdout
+    (tmp_path / "b/config.yaml").unlink()
+    result = run(tmp_path / "a", tmp_path / "b")
+    assert "no metric with 8 common steps" in str(result.exception)
 
 
 def test_two_runs_with_an_audit_are_named_by_method_and_blocked_share_first(tmp_path):

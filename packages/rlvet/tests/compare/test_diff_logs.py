@@ -262,10 +262,22 @@ def test_metrics_of_one_log_and_short_ones_are_named():
 
 
 def test_logs_of_few_steps_are_refused():
-    with pytest.raises(ValueError, match=r"have no metric with 20 common steps, .*; both have reward"):
-        compare_logs(rows(1, steps=10, reward=learns), rows(2, steps=10, reward=learns))
+    with pytest.raises(ValueError, match=r"have no metric with 8 common steps, .*; both have reward"):
+        compare_logs(rows(1, steps=7, reward=learns), rows(2, steps=7, reward=learns))
     with pytest.raises(ValueError, match="both have none"):
         compare_logs(rows(1, reward=learns), rows(2, entropy=flat))
+
+
+def test_the_means_of_few_common_steps_are_told(tmp_path):
+    a, b = (rows(seed, steps=14, reward=learns, length=lambda step: 0.5 - step / 50) for seed in (1, 2))
+    difference = diff(*written(tmp_path, a, b))
+    assert difference.headline == "no shared metric has the 20 common steps that the rule needs"
+    assert not difference.differs
+    ends = [sum(row["length"] for row in part) / 4 for log in (a, b) for part in (log[:4], log[-4:])]
+    length = "length {:.3g} → {:.3g} | {:.3g} → {:.3g}".format(*ends)
+    title = "too few common steps for the rule (A | B, means of the first 4 → of the last 4 of them): "
+    (line,) = [line for line in str(difference).split("\n") if line.startswith(title)]
+    assert length in line
 
 
 def test_a_log_with_a_row_every_five_steps_is_compared_at_these():
@@ -569,7 +581,7 @@ def test_few_steps_without_a_value_in_common_are_told():
     assert [one.name for one in comparison.apart] == ["length"]
     assert comparison.short == ["reward"]
     assert comparison.differs
-    with pytest.raises(ValueError, match="have no metric with 20 common steps"):
+    with pytest.raises(ValueError, match="have no metric with 8 common steps"):
         compare_logs(a[:7], b[:7])
 
 

@@ -21,7 +21,7 @@ from rlvet.compare.configurations import (
 )
 from rlvet.compare.heads import differing_pairs
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
-from rlvet.compare.logs import FAR_APART, LogComparison, compare_logs
+from rlvet.compare.logs import FAR_APART, FEW_AT_AN_END, FEWEST_STEPS, LogComparison, compare_logs
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
 from rlvet.dispatch import diagnose, open_run
@@ -237,6 +237,8 @@ MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common st
 """The means that are printed of a metric that is not told apart."""
 MEANS_OF_ALL_STEPS = "(A | B, means over these steps, and in parentheses at their start → at their end)"
 """The means that are printed of a metric whose means surely differ."""
+MEANS_OF_FEW_STEPS = f"(A | B, means of the first {FEW_AT_AN_END} → of the last {FEW_AT_AN_END} of them)"
+"""The means that are printed of a metric with few common steps."""
 SURELY_APART = (
     "not told apart by the rule, but with means over the common steps that surely differ, each alone at 95 %"
 )
@@ -267,6 +269,8 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     """Return the result of comparing two logs in a phrase."""
     parted = comparison.parted
     apart = comparison.apart
+    if not (parted or apart or comparison.not_told_apart):
+        return f"no shared metric has the {FEWEST_STEPS} common steps that the rule needs"
     metrics = _count(len(parted) + len(apart) + len(comparison.not_told_apart), "shared metric")
     names = listed([one.name for one in apart])
     verb = f"{'has' if len(apart) == 1 else 'have'} {_no_value(comparison)} in common"
@@ -325,11 +329,13 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
             sure.append(metric.text_of_whole)
         else:
             near.append(str(metric))
+    told = [metric.name for metric in comparison.few]
     metrics = {
         f"not told apart by the rule, though {FAR_APART:g} times apart or more at the end {MEANS_AT_BOTH_ENDS}": far,
         f"{SURELY_APART} {MEANS_OF_ALL_STEPS}": sure,
         f"not told apart by the rule {MEANS_AT_BOTH_ENDS}": near,
-        "too few common steps": comparison.short,
+        f"too few common steps for the rule {MEANS_OF_FEW_STEPS}": list(map(str, comparison.few)),
+        "too few common steps": [name for name in comparison.short if name not in told],
         "only A has": comparison.only_a,
         "only B has": comparison.only_b,
     }

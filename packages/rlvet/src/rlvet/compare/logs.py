@@ -257,6 +257,8 @@ class MetricMeans:
     """True if a few values of one run are not above all of the other."""
     whole: MeanDifference | None = None
     """The means over all common steps with the interval of their difference; None if they are not told."""
+    starts: tuple[float, float] | None = None
+    """The means of the two runs over the first window; None if they are not told."""
     farthest: FarthestSteps | None = None
     """The steps in which the two runs are farthest apart; None if that is within the noise, or not told."""
 
@@ -276,9 +278,9 @@ class MetricMeans:
         return self.whole is not None and bool(self.whole.higher)
 
     def __str__(self) -> str:
-        if self.whole is None:
+        if self.starts is None:
             return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
-        return f"{self.name} {courses_text(self.whole.starts, self.whole.ends)}"
+        return f"{self.name} {courses_text(self.starts, (self.a, self.b))}"
 
     @property
     def text_of_whole(self) -> str:
@@ -304,6 +306,8 @@ class LogComparison:
     """The metrics that do neither."""
     short: Sequence[str] = ()
     """The metrics with fewer common steps than `FEWEST_STEPS`."""
+    few: Sequence[MetricMeans] = ()
+    """Those of them that have `FEWEST_APART` or more, with the means of their first and of their last common steps."""
     only_a: Sequence[str] = ()
     """The metrics that only the first log has."""
     only_b: Sequence[str] = ()
@@ -387,6 +391,7 @@ def compare_logs(
     apart: list[MetricMeans] = []
     not_told_apart: list[MetricMeans] = []
     short: list[str] = []
+    few: list[MetricMeans] = []
     only: tuple[list[str], list[str]] = ([], [])
     longest = 0
     reward = None
@@ -407,8 +412,10 @@ def compare_logs(
         if len(steps) < FEWEST_STEPS:
             if len(steps) >= FEWEST_APART and have_no_value_in_common(values_a, values_b):
                 apart.append(means_at_the_end(name, values_a, values_b))
-            else:
-                short.append(name)
+                continue
+            short.append(name)
+            if len(steps) >= FEWEST_APART:
+                few.append(means_of_few_steps(name, values_a, values_b))
             continue
         longest = max(longest, window_of(len(steps)))
         is_first = first_step is not None and first_step <= 1 and not are_steps_counted
@@ -426,13 +433,14 @@ def compare_logs(
         else:
             means = MeanDifference.of(name, steps, values_a, values_b)
             farthest = farthest_steps(steps, values_a, values_b)
-            not_told_apart.append(MetricMeans(name, *means.ends, whole=means, farthest=farthest))
+            not_told_apart.append(
+                MetricMeans(name, *means.ends, whole=means, starts=means.starts, farthest=farthest)
+            )
             if name == "reward":
                 reward = means
-    if not parted and not apart and not not_told_apart:
+    if not (parted or apart or not_told_apart or few):
         raise InvalidValue(
-            f"the logs have no metric with {FEWEST_STEPS} common steps, as the rule needs, nor one with "
-            f"{FEWEST_APART} of which all values of one log are above all of the other; both have "
+            f"the logs have no metric with {FEWEST_APART} common steps, which are too few to tell anything; both have "
             f"{', '.join(short) or 'none'}; `rlvet report A B` draws the two on one page"
         )
     # A sort keeps the order of causes and effects among metrics of one step.
@@ -444,6 +452,7 @@ def compare_logs(
         apart,
         not_told_apart,
         short,
+        few,
         *only,
         window=longest,
         notes=[*_notes_on_ends(a, b), *_notes_on_epochs(*steps_an_epoch)],
@@ -522,6 +531,19 @@ def means_at_the_end(name: str, a: Sequence[float], b: Sequence[float]) -> Metri
     """Return the means of a metric of two runs over the last window of its common steps."""
     window = window_of(len(a))
     return MetricMeans(name, fmean(a[-window:]), fmean(b[-window:]))
+
+
+FEW_AT_AN_END = 4
+"""Number of steps at each end of a metric with few common steps of which the mean is told."""
+
+
+def means_of_few_steps(name: str, a: Sequence[float], b: Sequence[float]) -> MetricMeans:
+    """Return the means of a metric of two runs over the first and the last `FEW_AT_AN_END` of its common steps."""
+    starts, ends = (
+        tuple(fmean(values[rows]) for values in (a, b))
+        for rows in (slice(FEW_AT_AN_END), slice(-FEW_AT_AN_END, None))
+    )
+    return MetricMeans(name, *ends, starts=starts)
 
 
 def _notes_on_ends(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
