@@ -1060,6 +1060,27 @@ def test_a_fall_that_is_not_sure_says_how_large_a_sure_one_is():
     assert float(match[3]) > max(blocks) - blocks[-1]
 
 
+@pytest.mark.parametrize("count", [16, 25])
+def test_what_is_near_a_limit_is_told_of_a_run_without_a_finding(count):
+    rows = [
+        {"step": step, "reward": 0.6 - 0.002 * step, "length": 100.0 if step < 0.7 * count else 22.0}
+        for step in range(1, count + 1)
+    ]
+    log = Log.of(rows)
+    diagnosis = Diagnosis(log_findings(log.rows), rows=log.rows, log=log)
+    (line,) = [line for line in diagnosis.remarks if line.startswith("near a limit")]
+    assert line == "near a limit: the length has fallen to 22% while the reward did not rise, but not to 20%"
+    assert line in str(diagnosis).splitlines()
+
+
+def test_what_is_near_a_limit_is_not_told_beside_a_finding():
+    rows = [{"step": step, "reward": float(step < 40), "length": 100.0 - step} for step in range(1, 71)]
+    log = Log.of(rows)
+    diagnosis = Diagnosis(log_findings(log.rows), rows=log.rows, log=log)
+    assert "collapse" in [finding.code for finding in diagnosis.findings]
+    assert diagnosis.near_limits == []
+
+
 def test_rows_of_the_fall_are_none_of_what_was_before():
     """With four rows in a tenth, the best one has the first row of the fall."""
     rows = []

@@ -201,9 +201,16 @@ class Diagnosis:
     def remarks(self) -> list[str]:
         """Sentences on an error at the end, a missing start or verdict, single log steps, and parts in passing."""
         if self.no_verdict:
-            return [*filter(None, [self.error, self.for_a_verdict]), *self.in_passing]
+            return [*filter(None, [self.error, self.for_a_verdict]), *self.near_limits, *self.in_passing]
         spikes = in_single_steps(Course(self.rows), self.findings) if self.log is not None else ""
-        return [*filter(None, [self.error, self.beginning, spikes]), *self.in_passing]
+        return [*filter(None, [self.error, self.beginning, spikes]), *self.near_limits, *self.in_passing]
+
+    @property
+    def near_limits(self) -> list[str]:
+        """Sentences on checks that decided nothing as their figures are near their limits; empty with a finding."""
+        if any(finding.severity != "note" for finding in self.findings):
+            return []
+        return [f"near a limit: {finding.advice}" for finding in self.tested if finding.is_near]
 
     @property
     def error(self) -> str:

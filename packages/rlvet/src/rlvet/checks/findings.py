@@ -99,6 +99,8 @@ class Finding(NamedTuple):
     """One of `rlvet._severities.SEVERITIES`; empty if the check passed or could not run."""
     onset: float | None = None
     """The first step at which the run shows the fault; None if no such step is known."""
+    is_near: bool = False
+    """True of a check that decided nothing as its figure is near its limit."""
     half_by: float | None = None
     """The step by which half of the change of its metric was over; None if that was not before the onset."""
     steps: tuple[float, float] | None = None
@@ -206,7 +208,7 @@ class Finding(NamedTuple):
     def as_json(self) -> dict[str, Any]:
         """Return the finding as a dictionary for JSON."""
         values = self._asdict()
-        del values["kind"], values["half_by"]
+        del values["kind"], values["half_by"], values["is_near"]
         return values
 
 

@@ -22,6 +22,7 @@ from rlvet.checks.log.results import (
     lacks_rows,
     last_tenth,
     later_half,
+    near_limit,
     passed_check,
     undecided_check,
 )
@@ -279,7 +280,9 @@ def check_divergence(case: Case) -> Finding:
             return finding.failed(KL_DRIFT, cause, severity="look", onset=step, quantities=["kl"])
         rows_above = sum(value > LARGE_KL for value in kl.values)
         if kl.last > LARGE_KL or rows_above > MANY_ABOVE * len(kl.values):
-            return undecided_check(f"{rows_above} of {len(kl.values)} log steps are above {LARGE_KL:g}")
+            return near_limit(
+                f"the KL to the reference of {rows_above} of {len(kl.values)} log steps is above {LARGE_KL:g}"
+            )
         return finding
 
     grew = kl.last > 3 * abs(kl.values[0]) + 0.1 and kl.last > LARGE_KL

@@ -37,6 +37,7 @@ from rlvet.checks.log.results import (
     lacks_rows,
     last_tenth,
     later_half,
+    near_limit,
     passed_check,
     undecided_check,
 )
@@ -513,7 +514,7 @@ def check_length(case: Case) -> Finding:
         if growth < LITTLE_LONGER or ends_higher(reward):
             return finding
         of_reward = "the reward did not rise" if reward.values else "no reward is known"
-        return undecided_check(f"they are {format_number(growth, 2)} times as long, and {of_reward}")
+        return near_limit(f"answers are {format_number(growth, 2)} times as long, and {of_reward}")
     cause = f"{change}, and the reward {'falls' if falls(reward.values) else 'does not rise'}"
     return finding.failed(LENGTH_GROWTH, cause, severity="look", onset=start, quantities=["length", "reward"])
 
@@ -577,8 +578,9 @@ def check_short_answers(case: Case) -> Finding:
         if ends_higher(reward):
             return finding
         share = format_share(left)
-        return undecided_check(
-            f"it has fallen to {share} while the reward did not rise, but not to {LENGTH_LEFT:.0%}"
+        undecided = near_limit if left < 2 * LENGTH_LEFT else undecided_check
+        return undecided(
+            f"the length has fallen to {share} while the reward did not rise, but not to {LENGTH_LEFT:.0%}"
         )
     start = onset(length, lambda mean: mean < LENGTH_LEFT * length.first)
     cause = (

@@ -112,6 +112,15 @@ def undecided_check(advice: str) -> Finding:
     return Finding("ok", None, "", advice=advice)
 
 
+def near_limit(advice: str) -> Finding:
+    """Return a check that neither passed nor failed, as what it measures is near its limit.
+
+    Args:
+        advice: What was measured, in a few words.
+    """
+    return undecided_check(advice)._replace(is_near=True)
+
+
 def lacks_rows(course: Course, rows: int, *names: str) -> Finding:
     """Return an undecided check of metrics that are not logged, or in fewer rows than it needs.
 

@@ -37,6 +37,7 @@ from rlvet.checks.log.results import (
     change_text,
     lacks_rows,
     later_half,
+    near_limit,
     passed_check,
     undecided_check,
 )
@@ -290,9 +291,9 @@ def check_fall(case: Case) -> Finding:
         is_nearly_lost = largest_mean(reward.values, tenth) - last_mean > 0.4 * height
         if is_nearly_lost:
             limit = format_number(max(LARGE_LOSS * height, least_loss))
-            return undecided_check(
-                f"{change_text(means[best], means[-1])} from the best {_block_name(count)} to the last, where a fall "
-                f"of {limit} would be sure in its noise"
+            return near_limit(
+                f"the reward went {change_text(means[best], means[-1])} from the best {_block_name(count)} to the "
+                f"last, where a fall of {limit} would be sure in its noise"
             )
         return finding
 

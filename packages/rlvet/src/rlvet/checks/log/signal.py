@@ -34,6 +34,7 @@ from rlvet.checks.log.results import (
     lacks_rows,
     last_tenth,
     later_half,
+    near_limit,
     passed_check,
     undecided_check,
 )
@@ -145,7 +146,7 @@ def _check_groups(case: Case) -> Finding:
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
         if max(mean, end, shares.last) > MOST:
-            return undecided_check("about half of the groups have equal rewards")
+            return near_limit("about half of the groups have equal rewards")
         if of_batches:
             return undecided_check("with scale_rewards='batch', the share is that of whole batches")
         if may_be_of_batches:
