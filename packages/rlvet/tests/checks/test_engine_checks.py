@@ -193,6 +193,18 @@ def test_weights_of_sequences_are_no_mismatch(mean):
     assert codes(weights(mean), level) == ["sequence-weights"]
 
 
+@pytest.mark.parametrize(("rows_below", "is_sequence"), [(12, True), (3, False)])
+def test_rows_that_tokens_cannot_explain_tell_that_weights_are_of_sequences(rows_below, is_sequence):
+    """The mean weight of tokens is at least exp(-d); the last rows alone may be near 1."""
+    rows = weights(0.98, 0.012)
+    for row in rows[10 : 10 + rows_below]:
+        row["sampling/importance_sampling_ratio/mean"] = 0.65
+    (check,) = [
+        one for one in log_findings(Log.of(rows).rows) if one.subject == "importance weights of sequences"
+    ]
+    assert check.ok is (True if is_sequence else None)
+
+
 def test_weights_of_tokens_that_are_far_are_a_mismatch():
     assert codes(weights(2.9)) == ["engine-mismatch"]
     assert codes(weights(2.9, 0.7)) == ["engine-mismatch"]

@@ -115,6 +115,26 @@ def test_values_that_few_answers_give_are_no_death_in_passing():
     assert found(frozen, "run-died")
 
 
+@pytest.mark.parametrize("second", [0.0, 0.125])
+def test_values_that_repeat_are_told_as_they_are(second):
+    """A reward that repeats one value and then another one is not that value in each row."""
+    draw = random.Random(4)
+    rows = []
+    for step in range(1, 101):
+        is_dead = 40 <= step <= 52
+        dead = {"reward": 0.0 if step < 47 else second, "length": 256.0, "kl": 0.01}
+        live = {
+            "reward": 0.4 + draw.uniform(0, 0.2),
+            "length": draw.uniform(180, 240),
+            "kl": draw.uniform(0.02, 0.1),
+        }
+        rows.append({"step": step, **(dead if is_dead else live)})
+    (death,) = found(rows, "run-died")
+    inside = [row["reward"] for row in rows if death.steps[0] <= row["step"] <= death.steps[1]]
+    assert set(inside) == {0.0, second}
+    assert ("the reward repeats 0, 0.125" in death.cause) == bool(second)
+
+
 def test_rewards_of_0_as_in_most_steps_before_are_no_death_at_the_end():
     """Of prompts that are too hard, a few answers are right at first, and then none: the run learned nothing before."""
     draw = random.Random(6)

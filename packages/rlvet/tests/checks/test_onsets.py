@@ -480,6 +480,23 @@ def test_other_answers_cut_off_are_a_fault_of_their_own(share, kl, advice):
     assert ("they no longer end" in truncated.cause) == advice.startswith("see")
 
 
+def test_answers_that_no_longer_end_in_the_last_tenth_are_told_from_a_short_cap():
+    """Cut answers are no larger part of the later half than a third, as hardly any was cut off before."""
+    draw = random.Random(5)
+    rows = [
+        {
+            "step": 5 * n,
+            "reward": 0.85 + draw.gauss(0, 0.03),
+            "cut": 1.0 if n >= 35 else draw.uniform(0, 0.06),
+        }
+        for n in range(1, 41)
+    ]
+    truncated = found(diagnose_rows(rows), "truncated")
+    assert truncated.cause.endswith("before step 175: they no longer end")
+    assert truncated.advice.startswith("see what an answer gains by ending")
+    assert truncated.advice.endswith("then resume from a checkpoint before step 175")
+
+
 def test_a_norm_that_returns_to_an_earlier_level_has_not_jumped():
     """Every third block of ten log steps has norms like those as the fault begins, so the usual one is far below."""
     rows = blown_up(norms=(12, 35, 60, 20), breaks_at=81, steps=100)
@@ -526,7 +543,7 @@ def test_answers_that_are_cut_off_more_and_more_have_their_rewards_beside_them()
         for step in range(1, 61)
     ]
     cause = found(diagnose_rows(rows), "truncated").cause
-    assert "in the last tenth, 5% in the first half; the mean reward is 0.3 and 0.2 there" in cause
+    assert "in the last tenth (mean reward 0.3), 5% in the first half (0.2)" in cause
 
 
 def test_a_single_row_does_not_begin_a_lost_entropy_anew():

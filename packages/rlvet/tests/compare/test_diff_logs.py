@@ -202,6 +202,11 @@ def test_keys_that_are_not_read_are_told_if_one_log_alone_has_them_or_their_valu
         "\nnot read, so that no step is searched at which they part: 2 of 4 keys of A, 7 of 9 keys of B; "
         "of both: my/weight, my/noise; rlvet diagnose -v lists them\n"
     ) in text
+    assert [one.name for one in difference.keys.sure] == []
+    louder = [{**row, "my/noise": row["my/noise"] + 0.06} for row in b]
+    sure = diff(*written(tmp_path, a, louder))
+    assert [one.name for one in sure.keys.sure] == ["my/noise"]
+    assert "surely differ, each alone at 95 % (A | B): my/noise 0." in str(sure)
     # A key that is not known decides nothing.
     assert not difference.differs
     assert difference.as_json()["keys"]["unread"] == [2, 7]
@@ -392,8 +397,8 @@ def test_the_steps_in_which_metrics_that_meet_again_are_farthest_apart_are_told(
         ]
         assert mean == pytest.approx(sum(inside) / 10)
     assert entropy.farthest is None
-    line = f"the others are farthest apart (A | B, means over up to 10 log steps): reward {reward.farthest}"
-    assert f"\n{line}\n" in str(difference)
+    title = "not parted, but apart beyond the noise in some steps (A | B, means over up to 10 log steps)"
+    assert f"\n{title}: reward {reward.farthest}\n" in str(difference)
     assert not difference.differs
 
 

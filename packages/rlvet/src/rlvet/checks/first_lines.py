@@ -35,14 +35,16 @@ def how_sure(codes: Iterable[str]) -> str:
     """Return a sentence on how often codes were right as the first line; empty without a code.
 
     >>> how_sure(["kl-drift", "length-collapse"]).partition("fair: ")[2].partition(";")[0]
-    'kl-drift on 2 of 2 (seen before: 1), length-collapse never first yet'
+    'kl-drift on 2 of 2 (1 of the 2 seen before), length-collapse never first yet'
     """
     clauses = []
     for code in dict.fromkeys(codes):
         counts = counts_by_code().get(code, FirstLines())
         if counts.logs:
             seen = counts.right - counts.unseen
-            clauses.append(f"{code} on {counts.right} of {counts.logs} (seen before: {seen})")
+            clauses.append(
+                f"{code} on {counts.right} of {counts.logs} ({seen} of the {counts.right} seen before)"
+            )
         else:
             clauses.append(f"{code} never first yet")
     if not clauses:

@@ -346,7 +346,7 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
     ]
     if farthest:
         means = f"(A | B, means over up to {comparison.window} log steps)"
-        metrics[f"the others are farthest apart {means}"] = farthest
+        metrics[f"not parted, but apart beyond the noise in some steps {means}"] = farthest
     lines += [f"{title}: {', '.join(names)}" for title, names in metrics.items() if names]
     return [*lines, *([] if keys is None else keys.lines), *comparison.notes]
 

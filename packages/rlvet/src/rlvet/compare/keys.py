@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rlvet._numbers import format_number
 from rlvet.checks.course import Course
 from rlvet.compare.logs import (
     FEWEST_STEPS,
+    MeanDifference,
     MetricMeans,
     aligned,
     have_no_value_in_common,
@@ -42,6 +44,8 @@ class KeyComparison:
     """The number of those that both logs have."""
     apart: Sequence[MetricMeans] = ()
     """The keys of both logs of which all values of one run are above all of the other."""
+    sure: Sequence[MeanDifference] = ()
+    """The other keys of both logs whose means over the common steps surely differ."""
     unread: tuple[int, int] = (0, 0)
     """The number of keys of each log that were not read."""
     unread_of_both: Sequence[str] = ()
@@ -65,6 +69,12 @@ class KeyComparison:
             lines.append(
                 f"not known to rlvet, and no value in common ({len(self.apart)} of {self.shared} such keys of both; "
                 f"A | B, means at the end): {listed([str(one) for one in self.apart])}"
+            )
+        if self.sure:
+            means = [f"{one.name} {format_number(one.a)} | {format_number(one.b)}" for one in self.sure]
+            lines.append(
+                f"not known to rlvet, with means over the common steps that surely differ, each alone at 95 % (A | B): "
+                f"{listed(means)}"
             )
         for name, keys in (("A", self.only_a), ("B", self.only_b)):
             if keys:
@@ -117,18 +127,26 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
     of_a, of_b = (_all_keys(log) for log in (a, b))
     courses = (Course(a.rows), Course(b.rows))
     apart = []
+    sure = []
     for key in shared:
         first, second = (course.series(key) for course in courses)
         if not first.values or not second.values:
             continue
         steps, *values = aligned(first, second)
-        if len(steps) >= FEWEST_STEPS and have_no_value_in_common(*values):
+        if len(steps) < FEWEST_STEPS:
+            continue
+        if have_no_value_in_common(*values):
             apart.append(means_at_the_end(key, *values))
+            continue
+        difference = MeanDifference.of(key, steps, *values)
+        if difference.higher:
+            sure.append(difference)
     return KeyComparison(
         [key for key in a.unread if key not in of_b],
         [key for key in b.unread if key not in of_a],
         len(shared),
         apart,
+        sure,
         unread,
         shared,
         logged,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import fmean
 
 from rlvet._numbers import format_number, format_share
-from rlvet.checks.course import Case, Series, fit_weights, tenths
+from rlvet.checks.course import Case, Series, deviation, fit_weights, tenths
 from rlvet.checks.findings import Finding, Kind
-from rlvet.checks.log.results import later_half, passed_check, undecided_check
+from rlvet.checks.log.results import MOST, later_half, passed_check, undecided_check
 from rlvet.checks.log.reward import CONSTANT_ROWS
 from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import component_name
@@ -139,7 +139,10 @@ COMPONENT_DOMINATES = Kind(
     code="component-dominates",
     severity="look",
     meaning="most of the reward is a component that every answer gets",
-    condition=f"a component stays near its maximum and makes up {MOST_OF_REWARD:.0%} of the reward",
+    condition=(
+        f"a component stays near its maximum, makes up {MOST_OF_REWARD:.0%} of the reward, and varies less from row to "
+        "row than the others"
+    ),
     remedy="judge the run by the other components, or lower the weight of this one{reward weights}",
     evidence=("components of the reward", "reward"),
     source="huggingface/trl issues 3903 and 5298; simulated runs of `benchmarks/doctor` and of `rldoctor`",
@@ -189,6 +192,13 @@ def check_largest_component(case: Case) -> Finding:
     # A component that is constant below its maximum may be the goal of the run. That would be a plateau.
     is_full = max(means) <= 1.0 and fmean(means) >= FULL
     if shares[largest] < MOST_OF_REWARD or not is_level or not is_full:
+        return finding
+    # Near its maximum too, it may be what still differs from row to row, as the others are nearer to theirs.
+    variances = {
+        name: (weight * deviation(metric.later_half)) ** 2
+        for weight, (name, metric) in zip(weights, varying.items(), strict=True)
+    }
+    if variances[largest] > MOST * sum(variances.values()):
         return finding
     other_shares = ", ".join(
         f"{name} {format_share(share)}" for name, share in shares.items() if name != largest

@@ -344,8 +344,24 @@ def _weight_level(course: Course, setup: Setup) -> str:
         return "token"
     if distance.last > DISTANCES["mismatch"].limit:
         return "token"
-    is_unexplained = abs(math.log(weight.last)) > UNEXPLAINED * distance.last + ROUNDING_OF_WEIGHTS
-    return "sequence" if is_unexplained else "token"
+    if _is_unexplained(weight.last, distance.last):
+        return "sequence"
+    pairs = zip(
+        course.series("importance_weight", "mismatch").values,
+        course.series("mismatch", "importance_weight").values,
+        strict=True,
+    )
+    is_sequence = sum(one > 0 and _is_unexplained(one, of_tokens) for one, of_tokens in pairs) >= FEW_STEPS
+    return "sequence" if is_sequence else "token"
+
+
+def _is_unexplained(weight: float, distance: float) -> bool:
+    """Return whether a mean weight is farther from 1 than the distance of tokens explains.
+
+    >>> _is_unexplained(0.7, 0.01), _is_unexplained(0.99, 0.01)
+    (True, False)
+    """
+    return abs(math.log(weight)) > UNEXPLAINED * distance + ROUNDING_OF_WEIGHTS
 
 
 def _far_weight(weight: Series, age_text: str, age_quantities: Sequence[str]) -> Finding:

@@ -263,7 +263,9 @@ def check_entropy(case: Case) -> Finding:
         start = next(step for step, value in entropy.points if value < LOW_ENTROPY)
         return finding.failed(LOW_ENTROPY_AT_START, cause, onset=start, quantities=["entropy"])
     if last < FALLEN * first and not rose and not ends_higher(reward):
-        return undecided_check("it has fallen while the reward did not rise, but is not low")
+        return undecided_check(
+            f"it has kept {format_share(last / first)} of its start while the reward did not rise"
+        )
     return finding
 
 

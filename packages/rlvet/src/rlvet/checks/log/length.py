@@ -136,15 +136,16 @@ def check_truncation(case: Case) -> Finding:
     last = fmean(end)
     before = fmean(shares.values[: len(shares.values) // 2])
     if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
-        cause = (
-            f"{format_share(last)} of answers are cut off{at_cap} in the last tenth, {format_share(before)} in the "
-            "first half"
-        )
         rewards = [row["reward"] for row in course.rows if "reward" in row]
+        with_reward = ("", "")
         if len(rewards) >= 2 * FEW_STEPS:
-            late_reward = fmean(rewards[-max(3, len(rewards) // 10) :])
-            early_reward = fmean(rewards[: len(rewards) // 2])
-            cause = f"{cause}; the mean reward is {format_number(late_reward)} and {format_number(early_reward)} there"
+            late_reward = format_number(fmean(rewards[-max(3, len(rewards) // 10) :]))
+            early_reward = format_number(fmean(rewards[: len(rewards) // 2]))
+            with_reward = (f" (mean reward {late_reward})", f" ({early_reward})")
+        cause = (
+            f"{format_share(last)} of answers are cut off{at_cap} in the last tenth{with_reward[0]}, "
+            f"{format_share(before)} in the first half{with_reward[1]}"
+        )
         start = onset(shares, lambda share: share > MANY_CUT / 2, lambda share: share > MANY_CUT)
         finding = passed_check(
             shares, last, "share of answers cut off in the last tenth", slice(-len(end), None)
@@ -274,11 +275,15 @@ def _no_longer_ended(cut: Finding, shares: Series) -> Finding | None:
     """
     start = cut.onset or 0.0
     before = [share for step, share in shares.points if step < start]
+    since = shares.since(start).values
     is_seldom = len(before) >= FEW_STEPS and fmean(before) < SELDOM_CUT
-    if cut.ok is not False or not is_seldom or fmean(shares.later_half) <= MOST:
+    if cut.ok is not False or not is_seldom or fmean(since) <= MOST:
         return None
-    cause = f"{cut.cause}; it was {format_share(fmean(before))} before step {format_step(start)}: they no longer end"
-    return cut._replace(cause=cause, advice=NO_LONGER_ENDED)
+    step = format_step(start)
+    cause = f"{cut.cause}; it was {format_share(fmean(before))} before step {step}: they no longer end"
+    return cut._replace(
+        cause=cause, advice=f"{NO_LONGER_ENDED}; then resume from a checkpoint before step {step}"
+    )
 
 
 GROWN = 1.15

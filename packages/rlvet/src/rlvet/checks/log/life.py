@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_step
@@ -84,11 +84,10 @@ RUN_DIED = Kind(
 )
 
 
-def _in_rows(streak: Streak, death: Death, course: Course) -> Streak:
-    """Return a streak with the median of its values in the rows of a death, which may be shorter."""
+def _values_in_rows(streak: Streak, death: Death, course: Course) -> list[float]:
+    """Return the values of the metric of a streak in the rows of a death, which may be shorter."""
     first, last = (course.rows[row]["step"] for row in (death.first, death.last))
-    values = [value for step, value in course.series(streak.name).points if first <= step <= last]
-    return streak._replace(value=median(values)) if values and streak.state != "missing" else streak
+    return [value for step, value in course.series(streak.name).points if first <= step <= last]
 
 
 def _first_row(death: Death, course: Course) -> int:
@@ -120,15 +119,22 @@ def _first_row(death: Death, course: Course) -> int:
     return row
 
 
-def _describe(streak: Streak) -> str:
-    """Return what a metric does in a streak, in a clause."""
+def _describe(streak: Streak, values: Sequence[float] = ()) -> str:
+    """Return what a metric does in a streak, in a clause.
+
+    Args:
+        streak: The streak.
+        values: The values of the rows that are told; by default all of it.
+    """
     name = WORDS.get(streak.name, streak.name)
     if streak.state == "missing":
         return f"{name} is not logged"
-    value = format_number(streak.value)
-    if streak.state == "frozen":
-        return f"{name} is {value} in each row"
-    return f"{name} {format_number(streak.before)} → {value}"
+    value = format_number(median(values) if values else streak.value)
+    if streak.state != "frozen":
+        return f"{name} {format_number(streak.before)} → {value}"
+    if len(set(values)) > 1:
+        return f"{name} repeats {', '.join(format_number(one) for one in sorted(set(values)))}"
+    return f"{name} is {value} in each row"
 
 
 def _streaks(case: Case) -> dict[str, list[Streak]]:
@@ -172,20 +178,22 @@ def _is_sure(death: Death, live_steps: set[float], course: Course) -> bool:
     signs = []
     for streak in death.streaks:
         live_values = [value for step, value in course.series(streak.name).points if step in live_steps]
-        if sum(_is_as_far_out(value, streak) for value in live_values) <= most * len(live_values):
+        dead_values = {streak.value, *_values_in_rows(streak, death, course)}
+        is_usual = [_is_as_far_out(value, streak, dead_values) for value in live_values]
+        if sum(is_usual) <= most * len(live_values):
             signs.append(streak)
     if len(signs) == 1 and not death.lasts:
         return signs[0].name == "reward" and death.rows >= ALONE
     return bool(signs)
 
 
-def _is_as_far_out(value: float, streak: Streak) -> bool:
-    """Return whether a value would be a sign of death as that of a streak is."""
+def _is_as_far_out(value: float, streak: Streak, dead_values: Container[float]) -> bool:
+    """Return whether a value would be a sign of death as those of a streak are."""
     if streak.state == "low":
         return value <= streak.value
     if streak.state == "high":
         return value >= streak.value
-    return streak.state == "frozen" and value == streak.value
+    return streak.state == "frozen" and value in dead_values
 
 
 @LOGS.check(
@@ -212,7 +220,9 @@ def check_life(case: Case) -> Finding:
     death = death._replace(first=first)
     start = course.rows[first]["step"]
     end = course.rows[death.last]["step"]
-    clauses = "; ".join(_describe(_in_rows(streak, death, course)) for streak in death.streaks[:2])
+    clauses = "; ".join(
+        _describe(streak, _values_in_rows(streak, death, course)) for streak in death.streaks[:2]
+    )
     steps = (
         f"from step {format_step(start)} on"
         if death.lasts

@@ -79,7 +79,9 @@ def describe_solved(reward: Series) -> str:
     """Return what is known of prompts whose groups have no spread, of a reward for which `is_solved` holds."""
     if _is_nearly_one(reward):
         return f"these prompts are solved (reward {format_number(reward.last)})"
-    return f"the reward has risen to its best, {format_number(reward.last)}, so these prompts may be solved"
+    return (
+        f"the reward has risen to near its best, {format_number(reward.last)}, so these prompts may be solved"
+    )
 
 
 CONSTANT_ROWS = 20
