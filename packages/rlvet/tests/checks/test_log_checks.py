@@ -734,7 +734,7 @@ WRONG_BEFORE = {
     "F2_verl_group_of_one.log": ("no-baseline", "a baseline is subtracted from rewards"),
     "F8_mini_batch_assertion": ("no-baseline", "a baseline is subtracted from rewards"),
     "F10_slime_46pct_truncated_passed.txt": ("truncated", "most answers are finished"),
-    "F12_reward_std_falls.jsonl": ("no-signal", "most groups carry signal"),
+    "F12_reward_std_falls.jsonl": ("no-signal", "half of the groups or more carry signal"),
 }
 """For each file the first code, and the property that does not hold."""
 
@@ -1001,7 +1001,7 @@ def test_few_groups_without_a_right_answer_show_no_signal():
     (check,) = [
         finding
         for finding in log_findings(Log.of(course(60, solve_none=lambda t: 0.1)).rows)
-        if finding.tested == "most groups carry signal"
+        if finding.tested == "half of the groups or more carry signal"
     ]
     assert check.ok is None
 

@@ -56,5 +56,15 @@ def test_pairs_that_differ_are_told_beside_settings_that_are_not_known(tmp_path)
     a = output(tmp_path / "a.log", "seed=42 rho=0.70 lr=1e-6 only_a=3\n")
     b = output(tmp_path / "b.log", "seed=43 rho=0.10 lr=1e-6\n")
     said = str(diff(a, b))
-    assert said.endswith("printed before training, and not judged (A | B): seed 42 | 43, rho 0.70 | 0.10")
+    assert "\nprinted before training, and not judged (A | B): seed 42 | 43, rho 0.70 | 0.10\n" in said
     assert "printed before training" not in str(diff(a, a))
+
+
+def test_the_error_of_an_output_is_told_below_its_path(tmp_path):
+    a = output(tmp_path / "a.log", "seed=42\n")
+    error = "Traceback (most recent call last):\n  File 'a.py', line 1\nOSError: No space left on device\n"
+    b = output(tmp_path / "b.log", "seed=43\n", ROWS + error)
+    said = str(diff(a, b))
+    assert said.count("its output ends with an error") == 1
+    assert "   its output ends with an error: 'OSError: No space left on device'\n" in said
+    assert said.index("B: ") < said.index("its output ends")

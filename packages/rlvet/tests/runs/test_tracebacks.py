@@ -5,7 +5,7 @@ import pytest
 from rlvet import diagnose
 from rlvet.errors import InvalidValue
 from rlvet.runs.logs import read_log
-from rlvet.runs.tracebacks import LONGEST_ERROR
+from rlvet.runs.tracebacks import LONGEST_ERROR, bar_at_the_end
 
 FRAMES = '  File "train.py", line 3, in <module>\n    train()\n    ^^^^^^^\n'
 OUT_OF_MEMORY = (
@@ -85,3 +85,20 @@ def test_a_lost_part_of_a_file_is_told(zeros, is_told, tmp_path):
     assert bool(notes) == is_told
     if is_told:
         assert notes[0].startswith(f"{round(100 * zeros / len(text))}% of the text are zero bytes")
+
+
+@pytest.mark.parametrize(("last", "is_told"), [(405, True), (1000, False)])
+def test_a_bar_that_does_not_reach_its_end_is_told(last, is_told, tmp_path):
+    bars = "".join(
+        f"\r {step}/1000 [5:53:20<9:07:20, 55.19s/it]\n{rows(step, step + 1)}"
+        for step in range(last - 20, last + 1)
+    )
+    file = tmp_path / "train.log"
+    file.write_text(f"Map: 100%|##| 1523/7473 [00:01<00:00, 1.5s/it]\n{bars}")
+    told = [note for note in read_log(file).notes if "progress bar" in note]
+    assert told == (["the progress bar of the output stands at 405 of 1000"] if is_told else [])
+
+
+@pytest.mark.parametrize("text", ["", "3/4 [0:01<0:02]", "100%|#| 7/7 [0:01<0:00]" * 5])
+def test_other_bars_tell_nothing(text):
+    assert bar_at_the_end(text) == ""

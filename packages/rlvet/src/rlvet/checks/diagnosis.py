@@ -217,7 +217,7 @@ class Diagnosis:
         """A sentence on the error with which the output ends; empty without one."""
         if self.log is None or not self.log.error:
             return ""
-        return f"after its last row, the output has an error: {self.log.error!r}"
+        return f"after its last row, the output has an error: {self.log.error!r}; mend it first, if it ended the run"
 
     @property
     def beginning(self) -> str:

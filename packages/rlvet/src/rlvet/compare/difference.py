@@ -99,6 +99,10 @@ class Difference:
     """What `rlvet diagnose` says of each log in one line; empty if no logs are compared."""
     keys: KeyComparison | None = None
     """The keys of the logs that were not read; None if no logs are compared."""
+    printed: str = ""
+    """A sentence on what both outputs printed before training with different values; empty if settings are known."""
+    errors: Sequence[str] = ()
+    """The error with which each output ends; empty texts without one."""
 
     @property
     def planned(self) -> str:
@@ -186,6 +190,9 @@ class Difference:
             lines.append(f"{name}: {title}")
             if self.diagnoses:
                 lines.append(f"   rlvet diagnose: {self.diagnoses[index]}")
+            if self.errors and self.errors[index]:
+                lines.append(f"   its output ends with an error: {self.errors[index]!r}")
+        lines += filter(None, [self.printed])
         if self.logs is not None:
             lines += _lines_of_logs(self.logs, self.keys)
         if self.configurations is not None:
@@ -223,7 +230,16 @@ class Difference:
             "keys": None if self.keys is None else self.keys.as_json(),
             "diagnoses": list(self.diagnoses),
             "notes": [
-                *filter(None, [self.methods, self.prompts, self.rest or self.before_updates, self.planned]),
+                *filter(
+                    None,
+                    [
+                        self.methods,
+                        self.prompts,
+                        self.rest or self.before_updates,
+                        self.printed,
+                        self.planned,
+                    ],
+                ),
                 *self.notes,
             ],
         }
@@ -494,6 +510,7 @@ def diff(
     first, second = sides
     notes = [side.note for side in sides if side.note]
     logs = keys = None
+    printed = ""
     if first.log is not None and second.log is not None:
         of_groups = OF_GROUPS if first.is_of_batches != second.is_of_batches else ()
         counted = [
@@ -546,10 +563,13 @@ def diff(
         notes.append(_missing_settings(sides))
         pairs = differing_pairs(Path(a), Path(b))
         if pairs:
-            notes.append(f"printed before training, and not judged (A | B): {_joined(pairs)}")
+            printed = f"printed before training, and not judged (A | B): {_joined(pairs)}"
+    errors = ["" if side.log is None else side.log.error for side in sides]
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
-    return Difference(first.path, second.path, configurations, logs, notes, methods, diagnoses, keys)
+    return Difference(
+        first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, errors
+    )
 
 
 def _missing_settings(sides: tuple[Side, Side]) -> str:

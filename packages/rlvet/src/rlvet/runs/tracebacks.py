@@ -1,8 +1,9 @@
-"""Find the error with which a training ended, in what it printed."""
+"""Find the error with which a training ended, in what it printed, and the step at which its progress bar stands."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 
 TRACEBACK = re.compile(r"^(?P<prefix>[^\n]{0,100}?)Traceback \(most recent call last\):", re.M)
@@ -47,6 +48,32 @@ def last_error(text: str, has_rows: Callable[[str], bool]) -> str:
         if not error or not any(line.startswith(CHAINED) for line in lines):
             error = next(filter(ERROR.match, lines), error)
     return error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR].rpartition(' ')[0]} …"
+
+
+BAR = re.compile(r"\b(\d{1,9})/(\d{1,9}) \[")
+"""The step and the number of steps on a progress bar."""
+
+END_WITH_BARS = 2**18
+"""The number of characters at the end of a text in which bars are looked for."""
+
+FEWEST_BARS = 3
+"""The number of bars with one total from which it is that of the training. Shards and data sets have one or two."""
+
+
+def bar_at_the_end(text: str) -> str:
+    """Return a sentence on a progress bar that does not reach its end; empty if it does, or there is none.
+
+    >>> bar_at_the_end("".join(f"{step}/1000 [5:53:20<9:07:20]" for step in range(400, 406)))
+    'the progress bar of the output stands at 405 of 1000'
+    """
+    bars = [(int(step), int(total)) for step, total in BAR.findall(text[-END_WITH_BARS:])]
+    if not bars:
+        return ""
+    total, count = Counter(total for _, total in bars).most_common(1)[0]
+    last = next(step for step, other in reversed(bars) if other == total)
+    if count < FEWEST_BARS or last >= total:
+        return ""
+    return f"the progress bar of the output stands at {last} of {total}"
 
 
 def _lines_of_process(text: str, prefix: str) -> list[str]:

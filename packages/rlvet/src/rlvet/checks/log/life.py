@@ -199,7 +199,7 @@ def _is_as_far_out(value: float, streak: Streak, dead_values: Container[float]) 
 @LOGS.check(
     "the life of the run",
     after="a fall of the reward",
-    tested="the run lives to its end",
+    tested="metrics live to the last log step",
     explained="no two metrics are dead at once, and the reward is not for long",
     reports=(RUN_DIED,),
 )

@@ -102,7 +102,7 @@ FEWEST_REWARDS = 20
 @LOGS.check(
     "groups with equal rewards",
     after="a reward that never changes",
-    tested="most groups carry signal",
+    tested="half of the groups or more carry signal",
     explained="in most groups, the answers to one prompt get different rewards",
     reports=(NO_SIGNAL,),
 )

@@ -17,7 +17,7 @@ from rlvet.runs.formats.json_lines import read_json_lines
 from rlvet.runs.formats.json_object import read_json
 from rlvet.runs.lookalikes import count_lookalikes
 from rlvet.runs.tables import Rows, table_rows
-from rlvet.runs.tracebacks import last_error
+from rlvet.runs.tracebacks import bar_at_the_end, last_error
 from rlvet.runs.unread import Unread
 
 FEWEST_ZEROS = 16
@@ -78,6 +78,7 @@ def read_text(file: Path) -> RawLog:
     plain = ESCAPES.sub("", text)
     error = last_error(plain, _has_rows)
     if runs:
+        notes = (*notes, *filter(None, [bar_at_the_end(plain)]))
         return RawLog(runs, notes, unread=unread, error=error, saved=saved_steps(plain))
 
     if text.lstrip().startswith("{"):
