@@ -1157,7 +1157,7 @@ def test_a_part_without_lengths_at_the_cap_is_told():
         rows.append({"step": step, "reward": 0.2 + 0.1 * draw.random(), "length": length})
     (finding,) = [one for one in log_findings(rows) if one.code == "truncated"]
     assert finding.onset == 5
-    assert finding.cause.endswith("; none is from step 61 to 134")
+    assert finding.cause.endswith("; none of them is from step 61 to 134")
 
 
 def test_a_cap_that_is_reached_in_few_steps_is_told_where_nothing_is_decided():

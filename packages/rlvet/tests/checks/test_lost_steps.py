@@ -255,3 +255,42 @@ def test_shares_of_groups_show_that_they_carry_signal(shares, framework, scale):
 def test_batches_without_spread_have_no_group_with_one():
     """So most of them are a fault under either meaning."""
     assert signal([0.0, 1.0, 1.0, 1.0]).code == "no-signal"
+
+
+def pairs(share, *, steps=80, groups=4, spread=0.5**0.5, rewards=(0.0, 1.0), seed=8):
+    """Return the rows of a log without a share, of groups of two answers of which a share have equal rewards."""
+    draw = random.Random(seed)
+    rows = []
+    for step in range(1, steps + 1):
+        unequal = [draw.random() > share for _ in range(groups)]
+        means = [sum(rewards) / 2 if one else draw.choice(rewards) for one in unequal]
+        reward_std = round(spread * sum(unequal) / groups, 4)
+        rows.append({"step": step, "reward": sum(means) / groups, "reward_std": reward_std})
+    return rows
+
+
+@pytest.mark.parametrize(("share", "groups", "ok"), [(0.85, 4, False), (0.85, 7, False), (0.2, 4, True)])
+def test_equal_pairs_are_counted_by_the_values_of_their_spread(share, groups, ok):
+    rows = pairs(share, groups=groups)
+    finding = by_check(rows)["half of the groups or more carry signal"]
+    assert finding.ok is ok
+    later = [1 - row["reward_std"] / 0.5**0.5 for row in rows[40:]]
+    if ok:
+        assert finding.figure == pytest.approx(sum(later) / 40, abs=0.001)
+    else:
+        assert "of two answers each by the values of reward_std, teach nothing" in finding.cause
+        assert finding.quantities[0] == "reward_std"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pairs(0.85, spread=0.5),
+        pairs(0.85, rewards=(0.0, 2.0)),
+        pairs(0.85, steps=29),
+        pairs(0.85, rewards=(-1.0, 1.0)),
+    ],
+    ids=["another spread", "other rewards", "a short log", "negative rewards"],
+)
+def test_values_of_other_spreads_tell_no_share(rows):
+    assert "of two answers each" not in by_check(rows)["half of the groups or more carry signal"].cause

@@ -166,9 +166,8 @@ def check_largest_component(case: Case) -> Finding:
         if len(metric.values) == len(reward.values) and len(set(metric.values)) > 1:
             varying[name] = metric
     if not 2 <= len(varying) <= MOST_COMPONENTS:
-        return undecided_check(
-            f"{len(varying)} components vary, and their weights are fitted for 2 to {MOST_COMPONENTS}"
-        )
+        vary = "1 component varies" if len(varying) == 1 else f"{len(varying)} components vary"
+        return undecided_check(f"{vary}, and their weights are fitted for 2 to {MOST_COMPONENTS}")
     finding = passed_check(reward)
 
     # A log does not contain the weights of the components, so they are fitted.

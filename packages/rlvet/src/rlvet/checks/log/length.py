@@ -398,7 +398,7 @@ def _longest_part_below(length: Series, cap: float) -> str:
     longest = max(parts, key=len, default=[])
     if len(longest) < LONG_PART * len(length.values):
         return ""
-    return f"; none is from step {format_step(longest[0][0])} to {format_step(longest[-1][0])}"
+    return f"; none of them is from step {format_step(longest[0][0])} to {format_step(longest[-1][0])}"
 
 
 MOST_OF_THE_REWARD = 0.9

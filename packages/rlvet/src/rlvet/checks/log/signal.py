@@ -52,7 +52,8 @@ NO_SIGNAL = Kind(
     severity="fix",
     meaning="advantages are 0",
     condition=(
-        "most groups have equal rewards in the second half of the run, or no right answer; if no share is logged, the "
+        "most groups have equal rewards in the second half of the run, by their logged share or, of two answers of 0 or 1 "
+        "each, by the values of `reward_std`; or no right answer; if no share is logged, the "
         f"standard deviation of rewards falls below {SPREAD_LEFT:.0%} of its start, or is 0 in most of these log "
         "steps. If answers or entropy collapsed before, that comes first; or in that half, of "
         f"{FEW_STEPS} or more log steps, the gradient is 0 and the mean reward always the same (`look` at the best)"
@@ -127,6 +128,11 @@ def _check_groups(case: Case) -> Finding:
     course, setup = case.course, case.setup
     solved = case.of(is_solved)
     shares = course.series("dead")
+    quantity, by_spread = "dead", ""
+    if not shares.values:
+        shares = _equal_pairs(course)
+        quantity = "reward_std"
+        by_spread = ", of two answers each by the values of reward_std,"
     if not shares.values:
         return _check_part_of_groups(case) or _check_spread(case)
     if len(shares.values) < FEW_STEPS:
@@ -168,16 +174,16 @@ def _check_groups(case: Case) -> Finding:
         unit = "answers" if group_size > 1 else "answer"
         groups = f"groups of {format_number(group_size, 6)} {unit}"
     unit = "batch" if of_batches else "group"
-    cause = f"{format_share(max(mean, end))} of {groups} teach nothing {part}"
+    cause = f"{format_share(max(mean, end))} of {groups}{by_spread} teach nothing {part}"
     reward = course.series("reward")
     if solved:
         cause = f"{cause}; {describe_solved(reward)}"
         return finding.failed(
-            NO_SIGNAL, cause, severity="look", onset=_since_most(shares), quantities=["dead"]
+            NO_SIGNAL, cause, severity="look", onset=_since_most(shares), quantities=[quantity]
         )
     alike = f"all answers of such a {unit} get the same reward{_why_alike(setup)}"
     cause = f"{cause}: {alike}{_reward_without_spread(course)}"
-    return _lost_signal(finding, cause, shares, course, "dead")
+    return _lost_signal(finding, cause, shares, course, quantity)
 
 
 def _check_part_of_groups(case: Case) -> Finding | None:
@@ -327,6 +333,50 @@ def _why_equal(reward: Series, course: Course) -> str:
     return f"{text}: the prompts are too hard" + (
         ", or answers are cut off before their result" if is_cut else ""
     )
+
+
+SPREAD_OF_PAIR = math.sqrt(0.5)
+"""Standard deviation of two rewards of 0 and 1, with n − 1 in its denominator."""
+
+FEWEST_PAIR_ROWS = 30
+"""Number of log steps from which values show that they are of groups of two answers."""
+
+MOST_PAIRS = 64
+"""Largest number of groups in a log step for which its values are looked at. Printed values have four digits."""
+
+
+def _equal_pairs(course: Course) -> Series:
+    """Return the share of groups with equal rewards if they are of two answers of 0 or 1; else a series without values.
+
+    Each of G groups has a spread of 0 or √0.5, so that their mean is k·√0.5 / G with k unequal groups. These have one
+    right answer each, and the others none or two: the number of right answers is even if k is.
+
+    >>> rows = [{"reward": (k + 2) / 8, "reward_std": k * 0.1768, "step": step} for step in range(10) for k in range(3)]
+    >>> _equal_pairs(Course(rows)).values[:3]
+    [1.0, 0.75, 0.5]
+    """
+    spread = course.series("reward_std", "reward")
+    spreads = spread.values
+    none = Series((), ())
+    rewards = course.series("reward", "reward_std").values
+    positive = [value for value in spreads if value > 0]
+    if len(spreads) < FEWEST_PAIR_ROWS or not positive:
+        return none
+    groups = round(SPREAD_OF_PAIR / min(positive))
+    if not 1 <= groups <= MOST_PAIRS:
+        return none
+    shares = []
+    for value, reward in zip(spreads, rewards, strict=True):
+        unequal, right = value / SPREAD_OF_PAIR * groups, reward * 2 * groups
+        is_whole = abs(unequal - round(unequal)) < NEARLY_WHOLE and abs(right - round(right)) < NEARLY_WHOLE
+        if not is_whole or (round(unequal) - round(right)) % 2 or not 0 <= right <= 2 * groups:
+            return none
+        shares.append(1 - round(unequal) / groups)
+    return Series(spread.steps, shares)
+
+
+NEARLY_WHOLE = 0.05
+"""Distance from a whole number that rounding to four digits may give."""
 
 
 def _check_spread(case: Case) -> Finding:
