@@ -539,10 +539,8 @@ FEW_AT_AN_END = 4
 
 def means_of_few_steps(name: str, a: Sequence[float], b: Sequence[float]) -> MetricMeans:
     """Return the means of a metric of two runs over the first and the last `FEW_AT_AN_END` of its common steps."""
-    starts, ends = (
-        tuple(fmean(values[rows]) for values in (a, b))
-        for rows in (slice(FEW_AT_AN_END), slice(-FEW_AT_AN_END, None))
-    )
+    starts = (fmean(a[:FEW_AT_AN_END]), fmean(b[:FEW_AT_AN_END]))
+    ends = (fmean(a[-FEW_AT_AN_END:]), fmean(b[-FEW_AT_AN_END:]))
     return MetricMeans(name, *ends, starts=starts)
 
 

@@ -181,7 +181,7 @@ def _flat_since(case: Case) -> float:
 @LOGS.check(
     "entropy of the policy",
     after="shorter answers",
-    tested="entropy is not lost without a higher reward, and ends at most a nat above its start, or at twice it",
+    tested="entropy is not lost without a higher reward, and ends at most a nat, or twofold, higher",
     explained="entropy does not fall to near 0 without a higher reward, and does not grow far above its start",
     reports=(ENTROPY_COLLAPSE, ENTROPY_RISES, LOW_ENTROPY_AT_START),
 )

@@ -52,8 +52,8 @@ NO_SIGNAL = Kind(
     severity="fix",
     meaning="advantages are 0",
     condition=(
-        "most groups have equal rewards in the second half of the run, by their logged share or, of two answers of 0 or 1 "
-        "each, by the values of `reward_std`; or no right answer; if no share is logged, the "
+        "most groups have equal rewards in the second half of the run, by their share or, of two answers of 0 or "
+        "1 each, by the values of `reward_std`; or no right answer; if no share is logged, the "
         f"standard deviation of rewards falls below {SPREAD_LEFT:.0%} of its start, or is 0 in most of these log "
         "steps. If answers or entropy collapsed before, that comes first; or in that half, of "
         f"{FEW_STEPS} or more log steps, the gradient is 0 and the mean reward always the same (`look` at the best)"
