@@ -551,11 +551,11 @@ def dip_of(reward: Series) -> Dip | None:
 
 def describe_dip(reward: Series, dip: Dip) -> str:
     """Return the means of a loss that came back, with its steps."""
-    first, *_, last = reward.steps[dip.rows]
+    steps = reward.steps[dip.rows]
     lowest, before, after = (format_number(mean) for mean in (dip.lowest, dip.before, dip.after))
     return (
-        f"it was {lowest} from step {format_step(first)} to {format_step(last)}, after {before} and before {after} "
-        "(means of a tenth of the run each: the lowest, and the best before and after it)"
+        f"it was {lowest} from step {format_step(steps[0])} to {format_step(steps[-1])}, after {before} and before "
+        f"{after} (means of {len(steps)} log steps each: the lowest, and the best before and after it)"
     )
 
 
