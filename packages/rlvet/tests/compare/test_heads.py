@@ -32,6 +32,10 @@ def output(path, head, rows=ROWS):
             "Namespace(model='Qwen/Qwen2.5-7B', lr=1e-05, reward_type=\"exact\", use_vllm=True, out='/a/b')\n",
             {"model": "Qwen/Qwen2.5-7B", "lr": "1e-05", "reward_type": "exact", "use_vllm": "True"},
         ),
+        (
+            "args: model_name='Qwen/Qwen2.5-7B', exp_name='a1', run_name=b2, wandb_project=c\n",
+            {"model_name": "Qwen/Qwen2.5-7B", "wandb_project": "c"},
+        ),
         ("Model: Qwen/Qwen2.5-7B-Instruct\nNote: this is prose\n", {"Model": "Qwen/Qwen2.5-7B-Instruct"}),
         ("x = list(map(f, key=len(y))); a==b url=https://a/b\n", {}),
         ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),

@@ -32,8 +32,9 @@ PAIRS = (
 data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be prose."""
 
 NO_SETTING = re.compile(
-    r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|name|id|url"
+    r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|id|url"
     r"|host|addr|address|user|output|out|log|tag|version|run)s?($|_)"
+    r"|^((run|exp|experiment|project|job|group|host|user|file|output)_?)?name$"
     r"|^(global_)?(steps?|loss|total)$"
 )
 """Names of what differs between any two runs."""
