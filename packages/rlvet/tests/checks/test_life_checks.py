@@ -243,7 +243,7 @@ def test_too_few_rows_have_no_verdict():
     log = Log.of(rows)
     headline = Diagnosis(log_findings(log.rows), rows=log.rows, log=log).headline
     assert headline.startswith("no verdict: ")
-    assert headline.endswith("checks are undecided, as 24 log steps have a reward: 30 are needed")
+    assert headline.endswith("checks are undecided, and 24 log steps have a reward: 30 are always enough")
 
 
 def test_the_checks_of_a_long_log_are_fast():

@@ -36,6 +36,10 @@ def output(path, head, rows=ROWS):
             "args: model_name='Qwen/Qwen2.5-7B', exp_name='a1', run_name=b2, wandb_project=c\n",
             {"model_name": "Qwen/Qwen2.5-7B", "wandb_project": "c"},
         ),
+        (
+            "[RewardManager] reward config: {'lam': 0.05, 'variant': 'conditional', 'norm': 384.0} | score=robust\n",
+            {"lam": "0.05", "variant": "conditional", "norm": "384.0", "score": "robust"},
+        ),
         ("Model: Qwen/Qwen2.5-7B-Instruct\nNote: this is prose\n", {"Model": "Qwen/Qwen2.5-7B-Instruct"}),
         ("x = list(map(f, key=len(y))); a==b url=https://a/b\n", {}),
         ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),
@@ -43,11 +47,12 @@ def output(path, head, rows=ROWS):
     ],
 )
 def test_pairs_of_a_name_and_a_value_are_found(head, pairs, tmp_path):
-    assert printed_pairs(output(tmp_path / "run.log", head)) == pairs
+    found = printed_pairs(output(tmp_path / "run.log", head))
+    assert {name: next(iter(values)) for name, values in found.items() if len(values) == 1} == pairs
 
 
 def test_what_follows_the_first_row_is_not_looked_at(tmp_path):
-    assert printed_pairs(output(tmp_path / "run.log", "seed=1\n", ROWS + "rho=2\n")) == {"seed": "1"}
+    assert printed_pairs(output(tmp_path / "run.log", "seed=1\n", ROWS + "rho=2\n")) == {"seed": {"1"}}
 
 
 def test_a_file_of_another_kind_has_no_pairs(tmp_path):
@@ -72,3 +77,18 @@ def test_the_error_of_an_output_is_told_below_its_path(tmp_path):
     assert said.count("its output ends with an error") == 1
     assert "   its output ends with an error: 'OSError: No space left on device'\n" in said
     assert said.index("B: ") < said.index("its output ends")
+
+
+def test_of_a_name_with_several_values_the_one_that_differs_is_told(tmp_path):
+    a = output(tmp_path / "a.log", "lam=1.0\nreward config: {'lam': 0.05, 'norm': 384}\nshard: 1\nshard: 2\n")
+    b = output(
+        tmp_path / "b.log",
+        "lam=1.0\nreward config: {'lam': 0.1, 'norm': 384}\nshard: 1\nshard: 3\nshard: 4\n",
+    )
+    assert differing_pairs(a, b) == ["lam 0.05 | 0.1"]
+
+
+def test_names_of_settings_that_are_compared_are_left_out(tmp_path):
+    a = output(tmp_path / "a.log", "seed=1 rho=2\n")
+    b = output(tmp_path / "b.log", "seed=3 rho=4\n")
+    assert differing_pairs(a, b, known={("seed", "1")}) == ["rho 2 | 4"]

@@ -158,8 +158,8 @@ class Diagnosis:
         undecided = sum(finding.ok is None and not finding.cause for finding in self.tested)
         if rewards < PLATEAU_STEPS and undecided > len(self.tested) / 2:
             return (
-                f"{undecided} of {len(self.tested)} checks are undecided, as {rewards} log steps have a reward: "
-                f"{PLATEAU_STEPS} are needed"
+                f"{undecided} of {len(self.tested)} checks are undecided, and {rewards} log steps have a reward: "
+                f"{PLATEAU_STEPS} are always enough"
             )
         return ""
 
@@ -195,7 +195,8 @@ class Diagnosis:
         if len(steps) < log_steps:
             share = f"{len(steps)} of {log_steps} log steps have a reward"
             reason = f": {share}, one in {format_step(distance)} steps" if distance > 1 else f": {share}"
-        return f"a verdict needs {need}{reason}"
+        needs = "needs" if needed == FEWEST_REWARDS else "is certain with"
+        return f"a verdict {needs} {need}{reason}"
 
     @property
     def remarks(self) -> list[str]:

@@ -100,7 +100,8 @@ class Difference:
     keys: KeyComparison | None = None
     """The keys of the logs that were not read; None if no logs are compared."""
     printed: str = ""
-    """A sentence on what both outputs printed before training with different values; empty if settings are known."""
+    """A sentence on what both outputs printed before training with different values, but for settings that are known;
+    empty without one."""
     errors: Sequence[str] = ()
     """The error with which each output ends; empty texts without one."""
 
@@ -285,13 +286,13 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     """Return the result of comparing two logs in a phrase."""
     parted = comparison.parted
     apart = comparison.apart
-    if not (parted or apart or comparison.not_told_apart):
-        return f"no shared metric has the {FEWEST_STEPS} common steps that the rule needs"
     metrics = _count(len(parted) + len(apart) + len(comparison.not_told_apart), "shared metric")
     names = listed([one.name for one in apart])
     verb = f"{'has' if len(apart) == 1 else 'have'} {_no_value(comparison)} in common"
     if not parted:
         none = f"none of {metrics} parts by the rule"
+        if comparison.few and not comparison.not_told_apart:
+            none = f"no shared metric has the {FEWEST_STEPS} common steps that the rule needs"
         if comparison.reward is not None and comparison.reward.higher:
             none = f"the reward is surely higher in {comparison.reward.higher}, and {none}"
         return f"{none}, but {len(apart)} {verb}: {names}" if apart else none
@@ -544,7 +545,7 @@ def diff(
     if first.training is not None and second.training is not None:
         configurations = compare_configurations(first.training, second.training)
         notes += _notes_on_versions(configurations)
-        if not configurations.differs:
+        if logs is not None or not configurations.differs:
             notes.append(
                 "what the settings do not tell was not compared: reward function, template, order of the data"
             )
@@ -561,7 +562,14 @@ def diff(
         notes.append("only the configurations were compared, as only one of the two has a log")
     if logs is not None and configurations is None and not any(side.note for side in sides):
         notes.append(_missing_settings(sides))
-        pairs = differing_pairs(Path(a), Path(b))
+    if logs is not None:
+        known = {
+            (name.rpartition(".")[2], str(value))
+            for side in sides
+            if side.training is not None
+            for name, value in side.training.settings.items()
+        }
+        pairs = differing_pairs(Path(a), Path(b), known)
         if pairs:
             printed = f"printed before training, and not judged (A | B): {_joined(pairs)}"
     errors = ["" if side.log is None else side.log.error for side in sides]

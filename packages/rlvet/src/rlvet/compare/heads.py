@@ -1,13 +1,15 @@
-"""Compare what the scripts of two runs printed before their first row, where no settings of them are known."""
+"""Compare what the scripts of two runs printed before their first row, but for settings that are known."""
 
 from __future__ import annotations
 
+import itertools
 import re
-from itertools import islice
+from collections.abc import Container
 from pathlib import Path
 
 from rlvet.runs.console_settings import COLOURS, ENDINGS, WORKER
 from rlvet.runs.consoles import printed_trainings
+from rlvet.runs.consoles.trl import has_training_metric
 
 MOST_LINES = 400
 """The number of lines at the start of an output that are looked at."""
@@ -25,23 +27,28 @@ PAIRS = (
     re.compile(NAME + r"(?:=|: ?)([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"),
     re.compile(NAME + r"=[\"']?([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)(?![\w:/=({[])"),
     re.compile(
+        r"[\"']([A-Za-z_][A-Za-z0-9_.]{0,39})[\"']: ([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"
+    ),
+    re.compile(r"[\"']([A-Za-z_][A-Za-z0-9_.]{0,39})[\"']: [\"']([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)[\"']"),
+    re.compile(
         r"(?i)(?<![\w/.=:-])((?:base_?|policy_?)?model|dataset|task|method|algorithm): ([A-Za-z][\w.+-]*/[\w.+-]+)"
     ),
 )
-"""A name with a number or a truth value, ``rho=0.70`` or ``seed: 42``; with a word, ``dataset=gsm8k``; and a model or
+"""A name with a number or a truth value, ``rho=0.70`` or ``seed: 42``; with a word, ``dataset=gsm8k``; both in a
+dictionary, ``'lam': 0.05``; and a model or
 data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be prose."""
 
 NO_SETTING = re.compile(
     r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|id|url"
-    r"|host|addr|address|user|output|out|log|tag|version|run)s?($|_)"
+    r"|host|addr|address|allocated|reserved|memory|user|output|out|log|tag|version|run)s?($|_)"
     r"|^((run|exp|experiment|project|job|group|host|user|file|output)_?)?name$"
     r"|^(global_)?(steps?|loss|total)$"
 )
 """Names of what differs between any two runs."""
 
 
-def printed_pairs(path: Path) -> dict[str, str]:
-    r"""Return the names and values that an output has before its first row, without names that have several values.
+def printed_pairs(path: Path) -> dict[str, set[str]]:
+    r"""Return the names that an output has before its first row, each with its values.
 
     Args:
         path: A log. One that is no console output has none.
@@ -50,29 +57,43 @@ def printed_pairs(path: Path) -> dict[str, str]:
     >>> log = Path(tempfile.mkdtemp()) / "run.log"
     >>> _ = log.write_text("rho=0.70, seed: 42, GPU=1\n{'loss': 0.1, 'reward': 0.5, 'kl': 0.2}\nbeta=0.1\n")
     >>> printed_pairs(log)
-    {'rho': '0.70', 'seed': '42'}
+    {'rho': {'0.70'}, 'seed': {'42'}}
     """
     if path.suffix not in ENDINGS or not path.is_file():
         return {}
     with path.open("rb") as file:
         text = file.read(LARGEST).decode("utf-8", "replace")
     values: dict[str, set[str]] = {}
-    for line in islice(text.splitlines(), MOST_LINES):
+    for line in itertools.islice(text.splitlines(), MOST_LINES):
         line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
-        if printed_trainings(line)[0]:
+        rows = itertools.chain.from_iterable(printed_trainings(line)[0])
+        # A dictionary of settings may be printed as a row is.
+        if any(map(has_training_metric, rows)):
             break
         for pair in PAIRS:
             for name, value in pair.findall(line):
                 if not NO_SETTING.search(name):
                     values.setdefault(name, set()).add(value)
-    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+    return values
 
 
-def differing_pairs(a: Path, b: Path) -> list[str]:
-    """Return what both outputs have before their first row with different values, as ``rho 0.70 | 0.10``."""
+def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> list[str]:
+    """Return what both outputs have before their first row with one different value, as ``rho 0.70 | 0.10``.
+
+    Args:
+        a: An output.
+        b: Another one.
+        known: Names with a value that are left out, as those of settings that are compared otherwise.
+    """
     first, second = printed_pairs(a), printed_pairs(b)
-    return [
-        f"{name} {value} | {second[name]}"
-        for name, value in first.items()
-        if second.get(name, value) != value
-    ]
+    texts = []
+    for name, values in first.items():
+        # Of a name with several values, those that both have are of something else.
+        only_a = values - second.get(name, set())
+        only_b = second.get(name, set()) - values
+        if len(only_a) != 1 or len(only_b) != 1:
+            continue
+        value_a, value_b = only_a.pop(), only_b.pop()
+        if (name, value_a) not in known and (name, value_b) not in known:
+            texts.append(f"{name} {value_a} | {value_b}")
+    return texts
