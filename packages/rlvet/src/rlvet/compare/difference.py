@@ -10,6 +10,7 @@ from typing import Any
 
 from rlvet._numbers import format_number
 from rlvet._terminal import printable
+from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log.signal import is_of_batches
 from rlvet.compare.configurations import (
     COMPARED,
@@ -645,11 +646,18 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
         rows,
         note,
         run.setup.method or "",
-        diagnose(run).headline,
+        _headline_with_others(diagnose(run)),
         run.log,
         run.setup.framework or "",
         is_of_batches(run.setup),
     )
+
+
+def _headline_with_others(diagnosis: Diagnosis) -> str:
+    """Return the headline of a diagnosis, with the codes of its other findings."""
+    codes = dict.fromkeys(finding.code for finding in diagnosis.findings if finding.severity != "note")
+    others = [code for code in codes if not diagnosis.headline.startswith(code)]
+    return f"{diagnosis.headline}; also {', '.join(others)}" if others else diagnosis.headline
 
 
 def _is_configuration_in_json(path: Path) -> bool:

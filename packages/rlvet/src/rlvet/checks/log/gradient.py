@@ -90,7 +90,9 @@ def check_gradient_spikes(case: Case) -> Finding:
     largest_usual = _largest_usual_at_start(norm.values)
     spikes = [row for row in alone if norm.values[row] > ABOVE_START * largest_usual]
     if len(spikes) < FEWEST_SPIKES:
-        return undecided_check("its largest norms are as large as those of the start")
+        return undecided_check(
+            f"of its {len(alone)} spikes, {len(spikes)} far above the largest norms of the start"
+        )
     finding = passed_check(norm, len(spikes), "log steps with a spike")
     largest = max(norm.values[row] for row in spikes)
     usual = sorted(norm.values)[len(norm.values) // 2]
