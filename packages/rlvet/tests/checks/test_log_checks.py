@@ -274,7 +274,7 @@ def test_prompts_are_called_solved_only_where_the_largest_reward_is_known():
     rows = course(40, reward=lambda t: min(0.13, 0.3 * t - 0.05), dead=lambda t: min(0.8, 2 * t))
     found = findings(rows)
     assert [(finding.code, finding.severity) for finding in found[:1]] == [("no-signal", "look")]
-    assert "the reward has risen to near its best, 0.13, so these prompts may be solved" in found[0].cause
+    assert "the reward has risen to 0.13, near its best, so these prompts may be solved" in found[0].cause
     assert not any("are solved" in finding.cause for finding in found)
 
 

@@ -187,7 +187,7 @@ def test_single_log_steps_far_above_usual_are_told(rows):
     (line,) = lines
     values = {name: [(row[name], row["step"]) for row in log.rows] for name in ("grad_norm", "kl")}
     value, step = max(values["grad_norm"])
-    more = f", and {rows - 1} more" if rows > 1 else ""
+    more = f", and {rows - 1} more such step{'s' if rows > 2 else ''}" if rows > 1 else ""
     assert f"the gradient norm {value:.3g} at step {step:.0f}, where its median is 0.3" in line
     assert (
         f"{more}; KL to the reference {max(values['kl'])[0]:.3g} at step {max(values['kl'])[1]:.0f}" in line

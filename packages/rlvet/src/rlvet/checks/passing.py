@@ -302,7 +302,8 @@ def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
         if not 0 < len(spikes) < SHORTEST:
             continue
         value, step = max(spikes)
-        other = f", and {len(spikes) - 1} more" if len(spikes) > 1 else ""
+        others = len(spikes) - 1
+        other = f", and {others} more such step{'s' if others > 1 else ''}" if others else ""
         texts.append(
             f"{NAMES[name]} {format_number(value)} at step {format_step(step)}, where its median is "
             f"{format_number(usual)}{other}"

@@ -80,7 +80,7 @@ def describe_solved(reward: Series) -> str:
     if _is_nearly_one(reward):
         return f"these prompts are solved (reward {format_number(reward.last)})"
     return (
-        f"the reward has risen to near its best, {format_number(reward.last)}, so these prompts may be solved"
+        f"the reward has risen to {format_number(reward.last)}, near its best, so these prompts may be solved"
     )
 
 

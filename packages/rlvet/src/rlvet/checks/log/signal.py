@@ -79,6 +79,9 @@ EASY = 0.9
 TOO_EASY = "the prompts are too easy"
 """The reason why groups have equal rewards if nearly all answers are right."""
 
+DROP_PROMPTS = "drop such prompts, sample harder ones, or more answers to each"
+"""The remedy for prompts that are too easy."""
+
 MOSTLY_RIGHT = 0.75
 """The same from which most answers are right. Of four answers to a prompt, all are then right in a third of the groups,
 if they are independent."""
@@ -178,9 +181,10 @@ def _check_groups(case: Case) -> Finding:
     reward = course.series("reward")
     if solved:
         cause = f"{cause}; {describe_solved(reward)}"
-        return finding.failed(
+        finding = finding.failed(
             NO_SIGNAL, cause, severity="look", onset=_since_most(shares), quantities=[quantity]
         )
+        return finding._replace(advice=f"read one such group: if its answers are right, {DROP_PROMPTS}")
     alike = f"all answers of such a {unit} get the same reward{_why_alike(setup)}"
     cause = f"{cause}: {alike}{_reward_without_spread(course)}"
     return _lost_signal(finding, cause, shares, course, quantity)
@@ -266,7 +270,7 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
             start = lost_from
     finding = finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
     if cause.endswith(TOO_EASY):
-        return finding._replace(advice="drop such prompts, sample harder ones, or more answers to each")
+        return finding._replace(advice=DROP_PROMPTS)
     return finding
 
 
