@@ -572,7 +572,9 @@ def diff(
         }
         pairs = differing_pairs(Path(a), Path(b), known)
         if pairs:
-            printed = f"printed before training, and not judged (A | B): {_joined(pairs)}"
+            printed = (
+                f"printed before training, not judged, and maybe changed since (A | B): {_joined(pairs)}"
+            )
     errors = ["" if side.log is None else side.log.error for side in sides]
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
