@@ -406,10 +406,15 @@ def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
     assert run(tmp_path / "a", tmp_path / "a").exit_code == 0
 
 
-def test_the_settings_of_two_short_logs_are_compared(tmp_path):
+def write_short_runs(folder, rows):
+    """Write two runs with as many log steps, which differ in the temperature."""
     for name, temperature in (("a", 1.0), ("b", 0.6)):
-        rows = [{"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7)} for step in range(15)]
-        write_run(tmp_path / name, rows, temperature)
+        log = [{"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7)} for step in range(rows)]
+        write_run(folder / name, log, temperature)
+
+
+def test_the_settings_of_two_short_logs_are_compared(tmp_path):
+    write_short_runs(tmp_path, 15)
     result = run(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
     assert result.stdout.startswith(
@@ -422,9 +427,7 @@ def test_the_settings_of_two_short_logs_are_compared(tmp_path):
 
 
 def test_only_the_settings_of_two_logs_of_seven_rows_are_compared(tmp_path):
-    for name, temperature in (("a", 1.0), ("b", 0.6)):
-        rows = [{"step": step, "reward": 0.3 + 0.02 * (step * 3 % 7)} for step in range(7)]
-        write_run(tmp_path / name, rows, temperature)
+    write_short_runs(tmp_path, 7)
     result = run(tmp_path / "a", tmp_path / "b")
     assert result.exit_code == 1
     assert result.stdout.startswith("1 difference in effect: temperature")

@@ -218,6 +218,16 @@ def blocks(values: Sequence[float], count: int) -> list[Sequence[float]]:
     return parts
 
 
+def running_means(values: Sequence[float], window: int) -> list[float]:
+    """Return the means of all windows of consecutive values.
+
+    >>> running_means([1.0, 3.0, 5.0], 2)
+    [2.0, 4.0]
+    """
+    sums = [0.0, *accumulate(values)]
+    return [(end - start) / window for start, end in zip(sums, sums[window:], strict=False)]
+
+
 def tenth_blocks(values: Sequence[float]) -> list[Sequence[float]]:
     """Split a curve into ten consecutive blocks of nearly equal length. The longer blocks come first."""
     return blocks(values, 10)
@@ -361,8 +371,7 @@ def find_dip(values: Sequence[float]) -> Dip | None:
     slice(30, 40, None)
     """
     size = max(5, len(values) // 10)
-    sums = [0.0, *accumulate(values)]
-    means = [(end - start) / size for start, end in zip(sums, sums[size:], strict=False)]
+    means = running_means(values, size)
     if len(means) < 2 * size + 1:
         return None
     largest_before = list(accumulate(means, max))
@@ -480,8 +489,7 @@ def earliest_onset(metric: Series, condition: Callable[[float], bool]) -> float 
 def _parts(values: Sequence[float], condition: Callable[[float], bool]) -> tuple[int, list[tuple[int, int]]]:
     """Return the length of a window, and the first and last one of each part in which its mean meets a condition."""
     window = max(1, len(values) // 20)
-    sums = [0.0, *accumulate(values)]
-    meets = [condition((after - before) / window) for before, after in zip(sums, sums[window:], strict=False)]
+    meets = map(condition, running_means(values, window))
     parts: list[tuple[int, int]] = []
     start = 0
     for window_meets, windows in groupby(meets):
@@ -645,5 +653,4 @@ def clearly_rises(rewards: Sequence[float]) -> bool:
 
 def largest_mean(values: Sequence[float], window: int) -> float:
     """Return the largest mean of consecutive values."""
-    sums = [0.0, *accumulate(values)]
-    return max(map(operator.sub, sums[window:], sums)) / window
+    return max(running_means(values, window))

@@ -78,12 +78,19 @@ class Diagnosis:
 
         The findings themselves are in the order of causes and effects that is usual, whatever their onsets.
         """
-        found = [finding for finding in self.findings if finding.severity != "note"]
-        onsets = sorted({finding.onset for finding in found if finding.onset is not None})
-        return {
-            step: list(dict.fromkeys(finding.code for finding in found if finding.onset == step))
-            for step in onsets
-        }
+        codes: dict[float, dict[str, None]] = {}
+        for finding, onset in self._with_onsets:
+            codes.setdefault(onset, {})[finding.code] = None
+        return {onset: list(codes[onset]) for onset in sorted(codes)}
+
+    @property
+    def _with_onsets(self) -> list[tuple[Finding, float]]:
+        """The findings that began at a known step, without notes, each with that step."""
+        return [
+            (finding, finding.onset)
+            for finding in self.findings
+            if finding.severity != "note" and finding.onset is not None
+        ]
 
     @property
     def how_sure(self) -> str:
@@ -103,10 +110,9 @@ class Diagnosis:
         if len(self.order) < 2:
             return ""
         groups: dict[tuple[float, float, float | None], dict[str, None]] = {}
-        for finding in self.findings:
-            if finding.severity != "note" and finding.onset is not None:
-                place = (finding.first_sign, finding.onset, finding.half_by)
-                groups.setdefault(place, {})[finding.code] = None
+        for finding, onset in self._with_onsets:
+            place = (finding.first_sign, onset, finding.half_by)
+            groups.setdefault(place, {})[finding.code] = None
         parts = []
         for (_, onset, half), codes in sorted(groups.items(), key=lambda group: group[0][:2]):
             by_half = "" if half is None else f" (half of its change by step {format_step(half)})"

@@ -252,10 +252,10 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
                 checkpoint = f"before step {format_step(step)}{describe_saved(saved, step)}"
                 resumption = kind.resumption(checkpoint)
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
-        may_be_effect = (finding.ok is False or kind is METRIC_LOST) and finding.onset is not None
-        may_be_effect = may_be_effect and finding.first_sign > lost_from
+        is_fault = finding.ok is False or kind is METRIC_LOST
+        began_later = finding.onset is not None and finding.first_sign > lost_from
         # Of lost signal and cut answers it is said already.
-        if may_be_effect and COLLAPSE.code not in finding.advice:
+        if is_fault and began_later and COLLAPSE.code not in finding.advice:
             finding = finding._replace(
                 advice=f"look at {COLLAPSE.code} first, which began before this passed its limit; {finding.advice}"
             )

@@ -244,7 +244,8 @@ def _passing_of(name: str, metric: Series) -> list[Passing]:
     """Return the parts of a metric to tell."""
     values = metric.values
     n = len(values)
-    if n < FEWEST_ROWS or not _may_leave(name, values):
+    # A metric with one value never leaves its region.
+    if n < FEWEST_ROWS or max(values) == min(values):
         return []
     parts = _joined(_parts_outside(values, LIMITS[name]))
     result = []
@@ -264,11 +265,6 @@ def _passing_of(name: str, metric: Series) -> list[Passing]:
         if is_outside and is_back and abs(before - value) > DIFFERENCES * _usual_difference(others, rows):
             result.append(Passing(name, first, last, before, value, after))
     return result
-
-
-def _may_leave(name: str, values: Sequence[float]) -> bool:
-    """Return whether any value can be outside the usual region, which most metrics never leave."""
-    return max(values) > min(values)
 
 
 def _has_told(finding: Finding, name: str, start: float, end: float) -> bool:

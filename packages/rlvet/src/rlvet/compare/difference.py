@@ -564,13 +564,7 @@ def diff(
     if logs is not None and configurations is None and not any(side.note for side in sides):
         notes.append(_missing_settings(sides))
     if logs is not None:
-        known = {
-            (name.rpartition(".")[2], str(value))
-            for side in sides
-            if side.training is not None
-            for name, value in side.training.settings.items()
-        }
-        pairs = differing_pairs(Path(a), Path(b), known)
+        pairs = differing_pairs(Path(a), Path(b), _known_settings(sides))
         if pairs:
             printed = (
                 f"printed before training, not judged, and maybe changed since (A | B): {_joined(pairs)}"
@@ -581,6 +575,15 @@ def diff(
     return Difference(
         first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, errors
     )
+
+
+def _known_settings(sides: tuple[Side, Side]) -> set[tuple[str, str]]:
+    """Return the settings of two runs, each by the last part of its name with its value as text."""
+    known = set()
+    for side in sides:
+        settings = {} if side.training is None else side.training.settings
+        known |= {(name.rpartition(".")[2], str(value)) for name, value in settings.items()}
+    return known
 
 
 def _missing_settings(sides: tuple[Side, Side]) -> str:

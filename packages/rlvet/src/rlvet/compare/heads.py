@@ -20,23 +20,30 @@ LARGEST = 2**17
 LONGEST_LINE = 1000
 """The number of characters of a line that are looked at."""
 
-NAME = r"(?<![\w/.=:-])([A-Za-z_][A-Za-z0-9_.]{0,39})"
+NAME = r"([A-Za-z_][A-Za-z0-9_.]{0,39})"
 """The name of a setting."""
 
+NUMBER = r"([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"
+"""A number or a truth value."""
+
+WORD = r"([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)"
+"""A word, or the address of a model or a data set."""
+
+NOT_WITHIN = r"(?<![\w/.=:-])"
+"""The start of a name that is no part of a path, an address or another name."""
+
 PAIRS = (
-    re.compile(NAME + r"(?:=|: ?)([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"),
-    re.compile(NAME + r"=[\"']?([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)(?![\w:/=({[])"),
+    re.compile(NOT_WITHIN + NAME + r"(?:=|: ?)" + NUMBER),
+    re.compile(NOT_WITHIN + NAME + r"=[\"']?" + WORD + r"(?![\w:/=({[])"),
+    re.compile(rf"[\"']{NAME}[\"']: {NUMBER}"),
+    re.compile(rf"[\"']{NAME}[\"']: [\"']{WORD}[\"']"),
     re.compile(
-        r"[\"']([A-Za-z_][A-Za-z0-9_.]{0,39})[\"']: ([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"
-    ),
-    re.compile(r"[\"']([A-Za-z_][A-Za-z0-9_.]{0,39})[\"']: [\"']([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)[\"']"),
-    re.compile(
-        r"(?i)(?<![\w/.=:-])((?:base_?|policy_?)?model|dataset|task|method|algorithm): ([A-Za-z][\w.+-]*/[\w.+-]+)"
+        rf"(?i){NOT_WITHIN}((?:base_?|policy_?)?model|dataset|task|method|algorithm): ([A-Za-z][\w.+-]*/[\w.+-]+)"
     ),
 )
-"""A name with a number or a truth value, ``rho=0.70`` or ``seed: 42``; with a word, ``dataset=gsm8k``; both in a
-dictionary, ``'lam': 0.05``; and a model or
-data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be prose."""
+"""A name with a number, ``rho=0.70`` or ``seed: 42``; with a word, ``dataset=gsm8k``; both in a dictionary,
+``'lam': 0.05``; and a model or a data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be
+prose."""
 
 NO_SETTING = re.compile(
     r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|id|url"

@@ -40,8 +40,6 @@ class KeyComparison:
     """The keys that only the first log has; empty if the logs are of two frameworks, which name keys differently."""
     only_b: Sequence[str] = ()
     """The keys that only the second log has."""
-    shared: int = 0
-    """The number of those that both logs have."""
     apart: Sequence[MetricMeans] = ()
     """The keys of both logs of which all values of one run are above all of the other."""
     sure: Sequence[MeanDifference] = ()
@@ -66,9 +64,10 @@ class KeyComparison:
         """Lines about the keys, the most telling first."""
         lines = []
         if self.apart:
+            count = f"{len(self.apart)} of {len(self.unread_of_both)} such keys of both"
             lines.append(
-                f"not known to rlvet, and no value in common ({len(self.apart)} of {self.shared} such keys of both; "
-                f"A | B, means at the end): {listed([str(one) for one in self.apart])}"
+                f"not known to rlvet, and no value in common ({count}; A | B, means at the end): "
+                f"{listed([str(one) for one in self.apart])}"
             )
         if self.sure:
             means = [f"{one.name} {format_number(one.a)} | {format_number(one.b)}" for one in self.sure]
@@ -144,7 +143,6 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
     return KeyComparison(
         [key for key in a.unread if key not in of_b],
         [key for key in b.unread if key not in of_a],
-        len(shared),
         apart,
         sure,
         unread,

@@ -22,13 +22,13 @@ from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import nlargest, nsmallest
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Any
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Course, Series, end_means, noise_of_differences
+from rlvet.checks.course import Course, Series, end_means, noise_of_differences, running_means
 from rlvet.checks.registry import LOGS
 from rlvet.errors import InvalidValue
 from rlvet.runs.quantities import EVALUATION, QUANTITIES, Row, component_name, plain_key
@@ -233,7 +233,7 @@ def farthest_steps(steps: Sequence[float], a: Sequence[float], b: Sequence[float
     '0.55 | 0.1 from step 50 to 59'
     """
     window = window_of(len(steps))
-    curves = [_smoothed(values, window) for values in (a, b)]
+    curves = [running_means(values, window) for values in (a, b)]
     distances = [abs(first - second) for first, second in zip(*curves, strict=True)]
     start = distances.index(max(distances))
     noise = _noises(a, b, window)[-1] / math.sqrt(window)
@@ -258,7 +258,7 @@ class MetricMeans:
     whole: MeanDifference | None = None
     """The means over all common steps with the interval of their difference; None if they are not told."""
     starts: tuple[float, float] | None = None
-    """The means of the two runs over the first window; None if they are not told."""
+    """The means of the two runs over the first of few common steps; None if they are not told, or in ``whole``."""
     farthest: FarthestSteps | None = None
     """The steps in which the two runs are farthest apart; None if that is within the noise, or not told."""
 
@@ -278,9 +278,10 @@ class MetricMeans:
         return self.whole is not None and bool(self.whole.higher)
 
     def __str__(self) -> str:
-        if self.starts is None:
+        starts = self.starts if self.whole is None else self.whole.starts
+        if starts is None:
             return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
-        return f"{self.name} {courses_text(self.starts, (self.a, self.b))}"
+        return f"{self.name} {courses_text(starts, (self.a, self.b))}"
 
     @property
     def text_of_whole(self) -> str:
@@ -307,7 +308,7 @@ class LogComparison:
     short: Sequence[str] = ()
     """The metrics with fewer common steps than `FEWEST_STEPS`."""
     few: Sequence[MetricMeans] = ()
-    """Those of them that have `FEWEST_APART` or more, with the means of their first and of their last common steps."""
+    """The short metrics with `FEWEST_APART` common steps or more, with means of the first and of the last of them."""
     only_a: Sequence[str] = ()
     """The metrics that only the first log has."""
     only_b: Sequence[str] = ()
@@ -433,9 +434,7 @@ def compare_logs(
         else:
             means = MeanDifference.of(name, steps, values_a, values_b)
             farthest = farthest_steps(steps, values_a, values_b)
-            not_told_apart.append(
-                MetricMeans(name, *means.ends, whole=means, starts=means.starts, farthest=farthest)
-            )
+            not_told_apart.append(MetricMeans(name, *means.ends, whole=means, farthest=farthest))
             if name == "reward":
                 reward = means
     if not (parted or apart or not_told_apart or few):
@@ -685,7 +684,7 @@ def _noises(a: Sequence[float], b: Sequence[float], window: int) -> list[float]:
 
 def _distances(a: Sequence[float], b: Sequence[float], window: int) -> list[float]:
     """Return for each window by how much the smoothed curves of two runs are outside of each other's values."""
-    curves = (_smoothed(a, window), _smoothed(b, window))
+    curves = (running_means(a, window), running_means(b, window))
     reach = max(1, int(SHIFT * len(a)))
     limits = [_limits_around(curve, reach) for curve in curves]
     trends = [_trend(values) for values in (a, b)]
@@ -750,12 +749,6 @@ def _largest_around(curve: Sequence[float], reach: int) -> list[float]:
             candidates.popleft()
         result.append(curve[candidates[0]])
     return result
-
-
-def _smoothed(values: Sequence[float], window: int) -> list[float]:
-    """Return the means of all windows of a curve."""
-    sums = [0.0, *accumulate(values)]
-    return [(sums[start + window] - sums[start]) / window for start in range(len(values) - window + 1)]
 
 
 def _row_of_change(a: Sequence[float], b: Sequence[float], start: int, window: int) -> int:

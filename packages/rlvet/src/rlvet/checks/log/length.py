@@ -137,14 +137,13 @@ def check_truncation(case: Case) -> Finding:
     before = fmean(shares.values[: len(shares.values) // 2])
     if last - 2 * standard_error(end) > MANY_CUT and last > 3 * before:
         rewards = [row["reward"] for row in course.rows if "reward" in row]
-        with_reward = ("", "")
+        late_reward = early_reward = ""
         if len(rewards) >= 2 * FEW_STEPS:
-            late_reward = format_number(fmean(rewards[-max(3, len(rewards) // 10) :]))
-            early_reward = format_number(fmean(rewards[: len(rewards) // 2]))
-            with_reward = (f" (mean reward {late_reward})", f" ({early_reward})")
+            late_reward = f" (mean reward {format_number(fmean(rewards[-max(3, len(rewards) // 10) :]))})"
+            early_reward = f" ({format_number(fmean(rewards[: len(rewards) // 2]))})"
         cause = (
-            f"{format_share(last)} of answers are cut off{at_cap} in the last tenth{with_reward[0]}, "
-            f"{format_share(before)} in the first half{with_reward[1]}"
+            f"{format_share(last)} of answers are cut off{at_cap} in the last tenth{late_reward}, "
+            f"{format_share(before)} in the first half{early_reward}"
         )
         start = onset(shares, lambda share: share > MANY_CUT / 2, lambda share: share > MANY_CUT)
         finding = passed_check(

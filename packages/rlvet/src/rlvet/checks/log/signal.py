@@ -349,6 +349,10 @@ MOST_PAIRS = 64
 """Largest number of groups in a log step for which its values are looked at. Printed values have four digits."""
 
 
+NEARLY_WHOLE = 0.05
+"""Distance from a whole number that rounding to four digits may give."""
+
+
 def _equal_pairs(course: Course) -> Series:
     """Return the share of groups with equal rewards if they are of two answers of 0 or 1; else a series without values.
 
@@ -377,10 +381,6 @@ def _equal_pairs(course: Course) -> Series:
             return none
         shares.append(1 - round(unequal) / groups)
     return Series(spread.steps, shares)
-
-
-NEARLY_WHOLE = 0.05
-"""Distance from a whole number that rounding to four digits may give."""
 
 
 def _check_spread(case: Case) -> Finding:
