@@ -285,6 +285,18 @@ def test_the_means_of_few_common_steps_are_told(tmp_path):
     assert length in line
 
 
+def test_one_metric_with_enough_steps_is_not_denied_by_others_with_few(tmp_path):
+    logs = [rows(seed, steps=30, reward=learns, entropy=flat) for seed in (1, 2)]
+    for row in logs[1]:
+        # But for two rows, all values of one log are above those of the other.
+        row["entropy"] = 2.0 if row["step"] < 3 else row["entropy"] + 0.4
+        if row["step"] > 12:
+            del row["reward"]
+    difference = diff(*written(tmp_path, *logs))
+    assert [one.name for one in difference.logs.few] == ["reward"]
+    assert "no shared metric has the" not in difference.headline
+
+
 def test_a_log_with_a_row_every_five_steps_is_compared_at_these():
     a = rows(1, steps=300, reward=learns, entropy=flat)
     b = [row for row in rows(2, steps=300, reward=learns, entropy=lambda step: 0.1) if row["step"] % 5 == 0]

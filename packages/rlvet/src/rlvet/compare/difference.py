@@ -292,7 +292,7 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     verb = f"{'has' if len(apart) == 1 else 'have'} {_no_value(comparison)} in common"
     if not parted:
         none = f"none of {metrics} parts by the rule"
-        if comparison.few and not comparison.not_told_apart:
+        if not comparison.window:
             none = f"no shared metric has the {FEWEST_STEPS} common steps that the rule needs"
         if comparison.reward is not None and comparison.reward.higher:
             none = f"the reward is surely higher in {comparison.reward.higher}, and {none}"

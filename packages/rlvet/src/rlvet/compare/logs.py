@@ -314,7 +314,7 @@ class LogComparison:
     only_b: Sequence[str] = ()
     """The metrics that only the second log has."""
     window: int = 0
-    """The largest number of steps over which a mean is taken."""
+    """The largest number of steps over which a mean is taken; 0 if no metric has `FEWEST_STEPS` common steps."""
     notes: Sequence[str] = ()
     """Sentences about what was compared."""
     reward: MeanDifference | None = None
