@@ -163,9 +163,8 @@ def test_the_example_is_diagnosed_as_by_the_command_and_all_comes_from_the_site(
     assert text == printed_by_command(site.folder / "doctor/example.jsonl")
     assert text.startswith("engine-mismatch")
     # The verdict of the example is made with the site. Python computes the same.
-    press(tab, "Try an example")
     tab.choose("#doctor [aria-label=files]", site.folder / "doctor/example.jsonl")
-    tab.wait_for("document.querySelector('#doctor .status').textContent.includes('Loading Python')")
+    tab.wait_for("document.querySelector('#doctor .status').textContent.includes('to load Python')")
     assert tab.wait_for(TEXT) == text
 
     shown = tab.evaluate(RESULT)
@@ -201,6 +200,23 @@ def test_the_page_is_shown_before_python_is_loaded(site, browser):
     assert [path for path in site.asked if "pyodide" in path or "rlvet.zip" in path] == []
     assert tab.complaints() == []
     tab.call("Page.close")
+
+
+@in_browser
+def test_an_example_that_comes_late_does_not_end_what_was_asked_for_since(tab):
+    tab.evaluate(
+        "window.plainFetch = fetch; window.waiting = []; "
+        "window.fetch = (...asked) => new Promise((done) => waiting.push(() => done(plainFetch(...asked)))); 0"
+    )
+    try:
+        press(tab, "Try an example")
+        paste(tab, simulated())
+        assert tab.evaluate("waiting.length") == 2
+        tab.evaluate("new Promise((done) => { waiting.forEach((come) => come()); setTimeout(done, 300); })")
+    finally:
+        tab.evaluate("window.fetch = plainFetch; 0")
+    tab.wait_for("document.querySelector('#doctor .status').textContent.startsWith('Done in')")
+    assert "60 log steps" in tab.evaluate(RESULT)
 
 
 @in_browser

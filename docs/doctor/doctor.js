@@ -15,6 +15,7 @@
 
   let worker = null;
   let job = null; // what is being diagnosed: files, folder, names, runName, leftOut, began
+  let turn = 0; // of what was asked for; what waited for the network while something else was asked for is not shown
   let limit = null; // the timer that ends the worker
 
   // --- Parts of the page ---
@@ -70,13 +71,15 @@
 
   async function example() {
     // The verdict was computed when the site was made, by the Python that the worker runs, which takes seconds to load.
-    const responses = await Promise.all(["example.jsonl", "example.json"].map((name) => fetch(new URL(name, FOLDER)))).catch(() => []);
-    if (!responses.length || !responses.every(({ ok }) => ok)) return refuse("The example cannot be loaded from this site.");
-    const [log, answer] = responses;
-    const files = [{ path: "example.jsonl", content: await log.blob() }];
     end();
+    const mine = turn;
+    const responses = await Promise.all(["example.jsonl", "example.json"].map((name) => fetch(new URL(name, FOLDER)))).catch(() => []);
+    if (mine !== turn) return;
+    if (!responses.length || !responses.every(({ ok }) => ok)) return refuse("The example cannot be loaded from this site.");
+    const [content, answer] = await Promise.all([responses[0].blob(), responses[1].json()]);
+    if (mine !== turn) return;
     say("The verdict on the example was computed when this site was made. Python is loaded for a log of yours.");
-    show(await answer.json(), { files, folder: "", names: {}, runName: "", leftOut: [] });
+    show(answer, { files: [{ path: "example.jsonl", content }], folder: "", names: {}, runName: "", leftOut: [] });
   }
 
   /** All files in what was dropped, those in folders too. */
@@ -135,13 +138,16 @@
   async function start(given) {
     const began = performance.now();
     end();
+    const mine = turn;
     if (location.hash.startsWith(FRAGMENT)) history.replaceState(null, "", location.pathname + location.search);
     let chosenFiles;
     try {
       chosenFiles = await sorted(given);
     } catch (error) {
-      return refuse(`A part of this page cannot be loaded: ${error.message}`);
+      if (mine === turn) refuse(`A part of this page cannot be loaded: ${error.message}`);
+      return;
     }
+    if (mine !== turn) return;
     const { kept, leftOut } = chosenFiles;
     if (!kept.length) {
       return refuse(`None of the ${given.length} files has the name of a log: ${listed(given.map(({ path }) => path))}. A record of tokens is diagnosed by the command, rlvet diagnose FOLDER.`);
@@ -199,6 +205,7 @@
 
   /** End what is under way; the next log starts a new worker if one was at work. */
   function end() {
+    turn += 1;
     clearTimeout(limit);
     if (job && worker) {
       worker.terminate();
