@@ -66,7 +66,7 @@ def section(kind: Kind) -> list[str]:
     logs = "log" if counts.logs == 1 else "logs"
     trust = (
         f"- **First line on:** {counts.logs} {logs} of other people, right or fair on {counts.right}, "
-        f"{counts.unseen} of these unseen before"
+        f"{counts.unseen} of these at first sight"
     )
     evidence = ", ".join(f"`{name}`" if " " not in name else name for name in kind.evidence)
     first, *others = kind.condition.split("; ")

@@ -3,11 +3,13 @@
 import json
 import random
 import sys
+from statistics import median
 
 import pytest
 
 from pages import ROOT
 from rlvet import diagnose
+from rlvet._numbers import format_number
 from rlvet.checks.course import Course
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log_checks import log_findings
@@ -175,23 +177,34 @@ def test_rows_of_a_record_have_none():
     assert Diagnosis([], rows=Course(rows).rows).in_passing == []
 
 
-@pytest.mark.parametrize("rows", [0, 1, 4, 5])
-def test_single_log_steps_far_above_usual_are_told(rows):
-    log = Log.of(rows_of(first=300, last=299 + rows, grad_norm=60.0, kl=4.0))
-    findings = log_findings(log.rows)
-    diagnosis = Diagnosis(findings, rows=log.rows, log=log)
-    lines = [line for line in diagnosis.remarks if line.startswith("in single log steps")]
-    if rows in (0, 5):
-        assert lines == []
-        return
-    (line,) = lines
-    values = {name: [(row[name], row["step"]) for row in log.rows] for name in ("grad_norm", "kl")}
-    value, step = max(values["grad_norm"])
-    more = f", and {rows - 1} more such step{'s' if rows > 2 else ''}" if rows > 1 else ""
-    assert f"the gradient norm {value:.3g} at step {step:.0f}, where its median is 0.3" in line
-    assert (
-        f"{more}; KL to the reference {max(values['kl'])[0]:.3g} at step {max(values['kl'])[1]:.0f}" in line
-    )
+def in_single_steps(rows):
+    """Return the line on single log steps, or an empty text."""
+    log = Log.of(rows)
+    remarks = Diagnosis(log_findings(log.rows), rows=log.rows, log=log).remarks
+    return "".join(line for line in remarks if line.startswith("in single log steps"))
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [[], [300], [300, 700], [300, 301, 302, 303], [*range(300, 304), *range(310, 314), *range(320, 324)]],
+)
+def test_single_log_steps_far_above_usual_are_told(steps):
+    rows = [rows_of(first=step, last=step, grad_norm=60.0, kl=4.0)[step - 1] for step in steps]
+    spikes = {row["step"]: row for row in rows}
+    rows = [spikes.get(row["step"], row) for row in rows_of(first=0, last=0)]
+    line = in_single_steps(rows)
+    for name, words in (("grad_norm", "the gradient norm"), ("kl", "KL to the reference")):
+        largest = sorted(spikes.values(), key=lambda row: -row[name])[:3]
+        told = [f"{row[name]:.3g} at step {row['step']}" for row in largest]
+        if len(steps) > 3:
+            told.append({4: "and 1 more such step of 1000", 12: "and 9 more such steps of 1000"}[len(steps)])
+        usual = format_number(median(row[name] for row in rows))
+        told_line = f"{words} {', '.join(told)}, where its median is {usual}"
+        assert (told_line in line) == bool(steps), line
+
+
+def test_a_part_of_the_run_is_not_told_as_single_log_steps():
+    assert in_single_steps(rows_of(first=300, last=304, grad_norm=60.0, kl=4.0)) == ""
 
 
 def lost_and_recovered(rows=200, first=80, last=110, low=0.3, noise=0.1, seed=3):

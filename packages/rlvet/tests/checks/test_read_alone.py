@@ -278,10 +278,10 @@ def test_the_number_of_values_behind_a_figure_is_the_number_that_it_uses():
 
 def test_what_a_finding_concerns_is_said_in_log_steps_and_hours():
     text = str(diagnose_rows(course(cut=lambda t: 0.9)))
-    assert "\n   since step 1, for 100 of 100 log steps\n" in text
+    assert "\n   since step 1, that is 100 of 100 log steps\n" in text
     assert "cost" not in text
     text = str(diagnose_rows(course(cut=lambda t: 0.9, step_time=lambda t: 36.0)))
-    assert "\n   since step 1, for 1 of 1 hours on each GPU\n" in text
+    assert "\n   since step 1, that is 1 of 1 hours on each GPU\n" in text
 
 
 def test_a_fall_of_the_reward_is_no_evidence_of_no_movement():

@@ -577,7 +577,7 @@ def _finding_lines(number: int, finding: Finding, *, is_told: bool = False) -> l
     """
     lines = [f"{number}. {_codes(finding)} ({finding.severity}){'' if is_told else f': {finding.cause}'}"]
     if finding.onset is not None:
-        cost = f", for {finding.cost}" if finding.cost else ""
+        cost = f", that is {finding.cost}" if finding.cost else ""
         lines.append(f"   since step {format_step(finding.onset)}{cost}")
     if finding.evidence:
         lines.append(f"   measured: {finding.evidence}")

@@ -35,16 +35,13 @@ def how_sure(codes: Iterable[str]) -> str:
     """Return a sentence on how often codes were right as the first line; empty without a code.
 
     >>> how_sure(["kl-drift", "length-collapse"]).partition("fair: ")[2].partition(";")[0]
-    'kl-drift on 2 of 2 (1 of the 2 seen before), length-collapse never first yet'
+    'kl-drift on 2 of 2 (1 at first sight), length-collapse never first yet'
     """
     clauses = []
     for code in dict.fromkeys(codes):
         counts = counts_by_code().get(code, FirstLines())
         if counts.logs:
-            seen = counts.right - counts.unseen
-            clauses.append(
-                f"{code} on {counts.right} of {counts.logs} ({seen} of the {counts.right} seen before)"
-            )
+            clauses.append(f"{code} on {counts.right} of {counts.logs} ({counts.unseen} at first sight)")
         else:
             clauses.append(f"{code} never first yet")
     if not clauses:

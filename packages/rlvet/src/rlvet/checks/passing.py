@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, groupby, islice, pairwise
 from statistics import fmean, median
 from typing import NamedTuple
 
@@ -280,8 +280,18 @@ SPIKE = 30.0
 """A value is told as a spike if it is this many times the median of its metric."""
 
 
+def _single_steps_above(metric: Series, limit: float) -> list[tuple[float, float]]:
+    """Return the values above a limit with their steps, but for those of a part of the run, which has more rows."""
+    singles: list[tuple[float, float]] = []
+    for is_above, points in groupby(metric.points, key=lambda point: point[1] > limit):
+        part = [*points]
+        if is_above and len(part) < SHORTEST:
+            singles += [(value, step) for step, value in part]
+    return singles
+
+
 def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
-    """Return a sentence on the largest gradient norm and KL of single log steps, far above usual; empty without one.
+    """Return a sentence on the largest gradient norms and KLs of single log steps, far above usual; empty without one.
 
     Args:
         course: The metrics.
@@ -294,16 +304,14 @@ def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
         if len(positive) < FEWEST_ROWS or any(name in finding.quantities for finding in findings):
             continue
         usual = median(positive)
-        spikes = [(value, step) for step, value in metric.points if value > SPIKE * usual]
-        if not 0 < len(spikes) < SHORTEST:
+        spikes = sorted(_single_steps_above(metric, SPIKE * usual), reverse=True)
+        if not spikes:
             continue
-        value, step = max(spikes)
-        others = len(spikes) - 1
-        other = f", and {others} more such step{'s' if others > 1 else ''}" if others else ""
-        texts.append(
-            f"{NAMES[name]} {format_number(value)} at step {format_step(step)}, where its median is "
-            f"{format_number(usual)}{other}"
-        )
+        told = [f"{format_number(value)} at step {format_step(step)}" for value, step in spikes[:MOST_TOLD]]
+        others = len(spikes) - len(told)
+        if others:
+            told.append(f"and {others} more such step{'s' if others > 1 else ''} of {len(metric.values)}")
+        texts.append(f"{NAMES[name]} {', '.join(told)}, where its median is {format_number(usual)}")
     return f"in single log steps: {'; '.join(texts)}" if texts else ""
 
 
