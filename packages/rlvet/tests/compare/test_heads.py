@@ -41,6 +41,15 @@ def output(path, head, rows=ROWS):
             {"lam": "0.05", "variant": "conditional", "norm": "384.0", "score": "robust"},
         ),
         ("Model: Qwen/Qwen2.5-7B-Instruct\nNote: this is prose\n", {"Model": "Qwen/Qwen2.5-7B-Instruct"}),
+        (
+            "Starting training:\n  Difficulty: easy\n  Dataset size: 4695\n  scale_rewards setting: False\n",
+            {"Difficulty": "easy", "Dataset size": "4695", "scale_rewards setting": "False"},
+        ),
+        (
+            "- Learning rate (peak): 1e-05\nLog file: 3\nAll parameters: 1562179072\n",
+            {"Learning rate (peak)": "1e-05", "All parameters": "1562179072"},
+        ),
+        ("Loading data: please wait\nWe found in this folder these numbers: 3\n", {"numbers": "3"}),
         ("x = list(map(f, key=len(y))); a==b url=https://a/b\n", {}),
         ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),
         ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
@@ -89,6 +98,12 @@ def test_of_a_name_with_several_values_the_one_that_differs_is_told(tmp_path):
         "lam=1.0\nreward config: {'lam': 0.1, 'norm': 384}\nshard: 1\nshard: 3\nshard: 4\n",
     )
     assert differing_pairs(a, b) == ["lam 0.05 | 0.1"]
+
+
+def test_one_setting_that_is_printed_twice_is_told_once(tmp_path):
+    a = output(tmp_path / "a.log", "Namespace(normalization='std', seed=1)\nNormalization: std\nSeed: 1\n")
+    b = output(tmp_path / "b.log", "Namespace(normalization='none', seed=2)\nNormalization: none\nSeed: 3\n")
+    assert differing_pairs(a, b) == ["seed 1 | 2", "normalization std | none", "Seed 1 | 3"]
 
 
 def test_names_of_settings_that_are_compared_are_left_out(tmp_path):

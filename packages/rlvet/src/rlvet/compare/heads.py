@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from rlvet.runs.console_settings import COLOURS, ENDINGS, WORKER
@@ -45,6 +45,11 @@ PAIRS = (
 ``'lam': 0.05``; and a model or a data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be
 prose."""
 
+LABELLED = re.compile(
+    rf"[\s*•-]*([A-Za-z][\w.()-]*(?: [\w.()-]+){{0,4}}): ?(?:{NUMBER}|[\"']?{WORD}[\"']?)[\s.,;]*$"
+)
+"""A line that has only a name of some words, and a value: ``Dataset size: 4695``."""
+
 NO_SETTING = re.compile(
     r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|id|url"
     r"|host|addr|address|allocated|reserved|memory|user|output|out|log|tag|version|run)s?($|_)"
@@ -77,11 +82,18 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
         # A dictionary of settings may be printed as a row is.
         if any(map(has_training_metric, rows)):
             break
-        for pair in PAIRS:
-            for name, value in pair.findall(line):
-                if not NO_SETTING.search(name):
-                    values.setdefault(name, set()).add(value)
+        for name, value in _pairs_of(line):
+            if not NO_SETTING.search(name.replace(" ", "_")):
+                values.setdefault(name, set()).add(value)
     return values
+
+
+def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
+    """Return the names in a line, each with its value."""
+    labelled = LABELLED.match(line)
+    if labelled is not None:
+        return [(labelled[1], labelled[2] or labelled[3])]
+    return itertools.chain.from_iterable(pair.findall(line) for pair in PAIRS)
 
 
 def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> list[str]:
@@ -93,6 +105,8 @@ def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) ->
         known: Names with a value that are left out, as those of settings that are compared otherwise.
     """
     first, second = printed_pairs(a), printed_pairs(b)
+    # A setting may be printed under two spellings.
+    told: set[tuple[str, str, str]] = set()
     texts = []
     for name, values in first.items():
         # Of a name with several values, those that both have are of something else.
@@ -101,6 +115,8 @@ def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) ->
         if len(only_a) != 1 or len(only_b) != 1:
             continue
         value_a, value_b = only_a.pop(), only_b.pop()
-        if (name, value_a) not in known and (name, value_b) not in known:
+        pair = (name.casefold(), value_a, value_b)
+        if pair not in told and (name, value_a) not in known and (name, value_b) not in known:
+            told.add(pair)
             texts.append(f"{name} {value_a} | {value_b}")
     return texts
