@@ -458,7 +458,7 @@ def test_two_runs_with_an_audit_are_named_by_method_and_blocked_share_first(tmp_
     begin = "blocked of the gradient on tokens of A > 0 and p < 0.1: A Band(KL(), 0.05), 7.5%; B GRPO(), "
     assert run(tmp_path / "a", tmp_path / "b").stdout.startswith(f"{begin}31.2%\n")
     assert run(tmp_path / "a", tmp_path / "c").stdout.startswith(f"{begin}not measured\n")
-    assert run(tmp_path / "c", tmp_path / "c").stdout.startswith("none of ")
+    assert run(tmp_path / "c", tmp_path / "c").stdout.startswith("all values of ")
     output = json.loads(run(tmp_path / "a", tmp_path / "b", "--json").stdout)
     assert output["notes"][0] == f"{begin}31.2%"
 

@@ -417,8 +417,15 @@ def test_the_steps_in_which_metrics_that_meet_again_are_farthest_apart_are_told(
 def test_a_reward_that_may_be_equal_is_not_called_higher(tmp_path):
     line = str(diff(*written(tmp_path, drifting(1, 0.5), drifting(2, 0.5)))).split("\n")[1]
     assert line.endswith("not sure which is higher")
+
+
+def test_logs_that_are_equal_in_all_steps_are_told_so(tmp_path):
     same = drifting(1, 0.1)
-    assert "A − B is 0, 95 % interval 0 to 0, not sure" in str(diff(*written(tmp_path, same, same)))
+    difference = diff(*written(tmp_path, same, same))
+    assert difference.headline == "all values of 1 shared metric are equal in the common steps"
+    assert "A − B is 0, 95 % interval 0 to 0, equal at each step" in str(difference)
+    changed = [row | {"reward": row["reward"] + (row["step"] == 7) / 100} for row in same]
+    assert "are equal" not in diff(*written(tmp_path, same, changed)).headline
 
 
 def test_metrics_whose_means_surely_differ_stand_apart_from_the_others(tmp_path):

@@ -57,6 +57,16 @@ def test_verl_prints_its_configuration(worker, tmp_path):
     assert str(setup.values["group size"]) == "actor_rollout_ref.rollout.n=1 (run.log)"
 
 
+def test_settings_in_which_the_runs_of_an_output_differ_are_not_known(tmp_path):
+    log = tmp_path / "run.log"
+    named = [VERL | {"trainer": {"experiment_name": name}} for name in "ab"]
+    log.write_text(verl_lines(named[0]) + step_lines() + verl_lines(named[1]) + step_lines())
+    assert read_console_settings(log).settings["algorithm"] == VERL["algorithm"]
+    other = VERL | {"algorithm": {**VERL["algorithm"], "adv_estimator": "rloo"}}
+    log.write_text(verl_lines(VERL) + step_lines() + verl_lines(other) + step_lines())
+    assert read_console_settings(log) is None
+
+
 def test_a_missing_baseline_is_explained_by_the_settings_of_the_console(tmp_path):
     (tmp_path / "run.log").write_text(verl_lines(VERL) + step_lines())
     for path in (tmp_path, tmp_path / "run.log"):

@@ -201,7 +201,7 @@ def test_a_row_that_is_read_in_part_is_told():
         "entropy": 0.5,
         "step": 4,
     }
-    assert "1 row is cut off, of which the whole values are read" in unread.notes()
+    assert "1 row is cut off; its complete values are read" in unread.notes()
 
 
 def row_and_bars(before: str, after: str) -> str:

@@ -20,12 +20,13 @@ from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.passing import in_passing, in_single_steps
+from rlvet.checks.unjudged import values_of_evaluation, values_without_verdict
 from rlvet.lint.checks import LintReport
 from rlvet.runs import Setup
 from rlvet.runs.beginnings import groups_of
 from rlvet.runs.compact_rows import compact
 from rlvet.runs.logs import Log, shorten
-from rlvet.runs.quantities import Row
+from rlvet.runs.quantities import EVALUATION, Row
 
 MOST_IN_LINE = 12
 """The most keys that a line names."""
@@ -85,12 +86,21 @@ class Diagnosis:
 
     @property
     def _with_onsets(self) -> list[tuple[Finding, float]]:
-        """The findings that began at a known step, without notes, each with that step."""
+        """The findings that began at a known step, without notes, each with that step.
+
+        What a log that lacks the start of its run shows from its first row on may have begun before.
+        """
+        unknown = self.rows[0]["step"] if self._lacks_start else None
         return [
             (finding, finding.onset)
             for finding in self.findings
-            if finding.severity != "note" and finding.onset is not None
+            if finding.severity != "note" and finding.onset is not None and finding.onset != unknown
         ]
+
+    @property
+    def _lacks_start(self) -> bool:
+        """Whether the log begins long after the start of its run."""
+        return self.log is not None and bool(self.rows) and begins_in_the_middle(Course(self.rows))
 
     @property
     def how_sure(self) -> str:
@@ -206,11 +216,24 @@ class Diagnosis:
 
     @property
     def remarks(self) -> list[str]:
-        """Sentences on an error at the end, a missing start or verdict, single log steps, and parts in passing."""
+        """Sentences on the end and the start of the log, on values that are not judged, and on parts in passing."""
         if self.no_verdict:
-            return [*filter(None, [self.error, self.for_a_verdict]), *self.near_limits, *self.in_passing]
-        spikes = in_single_steps(Course(self.rows), self.findings) if self.log is not None else ""
-        return [*filter(None, [self.error, self.beginning, spikes]), *self.near_limits, *self.in_passing]
+            values = values_without_verdict(Course(self.rows)) if self.rows else ""
+            return [
+                *filter(None, [self.ending, self.for_a_verdict, values]),
+                *self.near_limits,
+                *self.in_passing,
+            ]
+        spikes = scores = ""
+        if self.log is not None:
+            spikes = in_single_steps(Course(self.rows), self.findings)
+            is_told = any(EVALUATION in finding.quantities for finding in self.findings)
+            scores = "" if is_told else values_of_evaluation(Course(self.rows))
+        return [
+            *filter(None, [self.ending, self.beginning, scores, spikes]),
+            *self.near_limits,
+            *self.in_passing,
+        ]
 
     @property
     def near_limits(self) -> list[str]:
@@ -220,22 +243,24 @@ class Diagnosis:
         return [f"near a limit: {finding.advice}" for finding in self.tested if finding.is_near]
 
     @property
-    def error(self) -> str:
-        """A sentence on the error with which the output ends; empty without one."""
-        if self.log is None or not self.log.error:
+    def ending(self) -> str:
+        """A sentence on an error with which the output ends, or a bar that does not reach its end; else empty."""
+        if self.log is None:
             return ""
-        return f"after its last row, the output has an error: {self.log.error!r}; mend it first, if it ended the run"
+        ending = self.log.ending
+        is_cause = ending.error and ending.is_early and not ending.error.startswith("KeyboardInterrupt")
+        return f"{ending.text}; mend it first, if it ended the run" if is_cause else ending.text
 
     @property
     def beginning(self) -> str:
         """A sentence on a log that lacks the start of its run; empty for others."""
-        course = Course(self.rows)
-        if self.log is None or not self.rows or not begins_in_the_middle(course):
+        if not self._lacks_start:
             return ""
-        epochs = course.series("epoch").values
+        epochs = Course(self.rows).series("epoch").values
         first = f"epoch {format_number(epochs[0])}" if epochs else f"step {format_step(self.rows[0]['step'])}"
         return (
-            f"the log begins at {first}: the start of the run is missing, and its first rows are later ones"
+            f"the log begins at {first}: the start of the run is missing, and what is said to begin with its first row "
+            "may have begun before"
         )
 
     @property
@@ -281,7 +306,9 @@ class Diagnosis:
             return shorten_sentence(f"no verdict: {self.no_verdict}", LONGEST_HEADLINE)
         if all(finding.severity == "note" for finding in self.findings):
             part = f" of {self._part}" if self._part else ""
-            return f"ok: nothing is wrong in what could be tested{part} ({len(self.passed)} tests)"
+            is_early = self.log is not None and self.log.ending.is_early
+            up_to = " up to its last row" if is_early else ""
+            return f"ok: nothing is wrong in what could be tested{part}{up_to} ({len(self.passed)} tests)"
         return shorten_sentence(_first_line(self.findings[0]), LONGEST_HEADLINE)
 
     @property

@@ -103,8 +103,8 @@ class Difference:
     printed: str = ""
     """A sentence on what both outputs printed before training with different values, but for settings that are known;
     empty without one."""
-    errors: Sequence[str] = ()
-    """The error with which each output ends; empty texts without one."""
+    endings: Sequence[str] = ()
+    """What is wrong at the end of each output, see `rlvet.runs.endings.Ending`; empty texts of others."""
 
     @property
     def planned(self) -> str:
@@ -192,8 +192,8 @@ class Difference:
             lines.append(f"{name}: {title}")
             if self.diagnoses:
                 lines.append(f"   rlvet diagnose: {self.diagnoses[index]}")
-            if self.errors and self.errors[index]:
-                lines.append(f"   its output ends with an error: {self.errors[index]!r}")
+            if self.endings and self.endings[index]:
+                lines.append(f"   {self.endings[index]}")
         lines += filter(None, [self.printed])
         if self.logs is not None:
             lines += _lines_of_logs(self.logs, self.keys)
@@ -294,7 +294,9 @@ def _headline_of_logs(comparison: LogComparison) -> str:
         none = f"none of {metrics} parts by the rule"
         if not comparison.window:
             none = f"no shared metric has the {FEWEST_STEPS} common steps that the rule needs"
-        if comparison.reward is not None and comparison.reward.higher:
+        if comparison.is_equal and comparison.window:
+            none = f"all values of {metrics} are equal in the common steps"
+        elif comparison.reward is not None and comparison.reward.higher:
             none = f"the reward is surely higher in {comparison.reward.higher}, and {none}"
         return f"{none}, but {len(apart)} {verb}: {names}" if apart else none
     earliest = comparison.earliest
@@ -353,7 +355,10 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
         f"{SURELY_APART} {MEANS_OF_ALL_STEPS}": sure,
         f"not told apart by the rule {MEANS_AT_BOTH_ENDS}": near,
         f"too few common steps for the rule {MEANS_OF_FEW_STEPS}": list(map(str, comparison.few)),
-        "too few common steps": [name for name in comparison.short if name not in told],
+        "too few common steps (A | B, at the last of them)": [
+            f"{name} {values}" for name, values in comparison.last_values.items()
+        ],
+        "no common step": [name for name in comparison.short if name not in (*told, *comparison.last_values)],
         "only A has": comparison.only_a,
         "only B has": comparison.only_b,
     }
@@ -563,17 +568,18 @@ def diff(
         notes.append("only the configurations were compared, as only one of the two has a log")
     if logs is not None and configurations is None and not any(side.note for side in sides):
         notes.append(_missing_settings(sides))
-    if logs is not None:
+    # A file of several runs has what each of them printed.
+    if logs is not None and run_names == (None, None):
         pairs = differing_pairs(Path(a), Path(b), _known_settings(sides))
         if pairs:
             printed = (
                 f"printed before training, not judged, and maybe changed since (A | B): {_joined(pairs)}"
             )
-    errors = ["" if side.log is None else side.log.error for side in sides]
+    endings = ["" if side.log is None else side.log.ending.text for side in sides]
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(
-        first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, errors
+        first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, endings
     )
 
 

@@ -45,8 +45,12 @@ PAIRS = (
 ``'lam': 0.05``; and a model or a data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be
 prose."""
 
-LABELLED = re.compile(
-    rf"[\s*•-]*([A-Za-z][\w.()-]*(?: [\w.()-]+){{0,4}}): ?(?:{NUMBER}|[\"']?{WORD}[\"']?)[\s.,;]*$"
+LABEL = r"[\s*•-]*([A-Za-z][\w.()-]*(?: [\w.()-]+){0,4}): ?"
+"""The name of a setting in words, at the start of a line."""
+
+LABELLED = (
+    re.compile(LABEL + NUMBER + r"[\s.,;]*$"),
+    re.compile(LABEL + r"[\"']?" + WORD + r"[\"']?[\s.,;]*$"),
 )
 """A line that has only a name of some words, and a value: ``Dataset size: 4695``."""
 
@@ -90,9 +94,10 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
 
 def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
     """Return the names in a line, each with its value."""
-    labelled = LABELLED.match(line)
-    if labelled is not None:
-        return [(labelled[1], labelled[2] or labelled[3])]
+    for labelled in LABELLED:
+        match = labelled.match(line)
+        if match is not None:
+            return [(match[1], match[2])]
     return itertools.chain.from_iterable(pair.findall(line) for pair in PAIRS)
 
 

@@ -20,7 +20,7 @@ import re
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from heapq import nlargest, nsmallest
 from itertools import pairwise
 from operator import attrgetter
@@ -180,6 +180,8 @@ class MeanDifference:
             if self.higher
             else "not sure which is higher"
         )
+        if self.a == self.b and self.low == self.high:
+            verdict = "equal at each step"
         courses = courses_text(self.starts, self.ends)
         means = f"{format_number(self.a)} | {format_number(self.b)}"
         return (
@@ -307,6 +309,10 @@ class LogComparison:
     """The metrics that do neither."""
     short: Sequence[str] = ()
     """The metrics with fewer common steps than `FEWEST_STEPS`."""
+    last_values: Mapping[str, str] = field(default_factory=dict)
+    """The values of the shortest of these at their last common step, each with the step."""
+    is_equal: bool = False
+    """True if all metrics that both logs have are equal in all common steps."""
     few: Sequence[MetricMeans] = ()
     """The short metrics with `FEWEST_APART` common steps or more, with means of the first and of the last of them."""
     only_a: Sequence[str] = ()
@@ -393,6 +399,8 @@ def compare_logs(
     not_told_apart: list[MetricMeans] = []
     short: list[str] = []
     few: list[MetricMeans] = []
+    last_values: dict[str, str] = {}
+    are_equal: list[bool] = []
     only: tuple[list[str], list[str]] = ([], [])
     longest = 0
     reward = None
@@ -410,6 +418,7 @@ def compare_logs(
                     names.append(name)
             continue
         steps, values_a, values_b = aligned(first, second)
+        are_equal.append(values_a == values_b)
         if len(steps) < FEWEST_STEPS:
             if len(steps) >= FEWEST_APART and have_no_value_in_common(values_a, values_b):
                 apart.append(means_at_the_end(name, values_a, values_b))
@@ -417,6 +426,9 @@ def compare_logs(
             short.append(name)
             if len(steps) >= FEWEST_APART:
                 few.append(means_of_few_steps(name, values_a, values_b))
+            elif steps:
+                values = " | ".join(format_number(values[-1]) for values in (values_a, values_b))
+                last_values[name] = f"{values} at step {format_step(steps[-1])}"
             continue
         longest = max(longest, window_of(len(steps)))
         is_first = first_step is not None and first_step <= 1 and not are_steps_counted
@@ -451,6 +463,8 @@ def compare_logs(
         apart,
         not_told_apart,
         short,
+        last_values,
+        all(are_equal),
         few,
         *only,
         window=longest,

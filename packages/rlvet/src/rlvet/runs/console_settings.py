@@ -76,18 +76,24 @@ def read_console_settings(path: Path) -> ConsoleSettings | None:
 
 
 def _verl_settings(lines: list[str]) -> ConsoleSettings | None:
-    """Return the dictionary that verl prints with `pprint`."""
+    """Return the dictionary that verl prints with `pprint`; None if several runs printed settings that differ."""
+    first: dict[str, Any] | None = None
+    end = 0
     for number, line in enumerate(lines):
-        if not line.startswith("{'"):
+        if number < end or not line.startswith("{'"):
             continue
-        settings = _parse_dictionary(islice(lines, number, number + MOST_LINES))
+        settings, count = _parse_dictionary(islice(lines, number, number + MOST_LINES))
         if settings is not None and "actor_rollout_ref" in settings:
-            return ConsoleSettings("verl", settings)
-    return None
+            first = settings if first is None else first
+            # Those of the trainer name the run and its folders.
+            if settings | {"trainer": None} != first | {"trainer": None}:
+                return None
+            end = number + count
+    return None if first is None else ConsoleSettings("verl", first)
 
 
-def _parse_dictionary(lines: Iterable[str]) -> Mapping[str, Any] | None:
-    """Parse the dictionary that begins with the first of these lines; None if it is none."""
+def _parse_dictionary(lines: Iterable[str]) -> tuple[dict[str, Any] | None, int]:
+    """Return the dictionary that begins with the first of these lines, None if it is none, and its number of lines."""
     text = []
     depth = 0
     for line in lines:
@@ -96,7 +102,7 @@ def _parse_dictionary(lines: Iterable[str]) -> Mapping[str, Any] | None:
             if character in "{[(":
                 depth += 1
                 if depth > DEEPEST:
-                    return None
+                    return None, len(text)
             elif character in "}])":
                 depth -= 1
         if depth <= 0:
@@ -104,8 +110,8 @@ def _parse_dictionary(lines: Iterable[str]) -> Mapping[str, Any] | None:
     try:
         settings = ast.literal_eval("\n".join(text).strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None
-    return settings if isinstance(settings, dict) else None
+        return None, len(text)
+    return settings if isinstance(settings, dict) else None, len(text)
 
 
 def _trl_settings(lines: list[str]) -> ConsoleSettings | None:

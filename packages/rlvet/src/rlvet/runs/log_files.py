@@ -16,6 +16,7 @@ from typing import Any
 
 from rlvet.errors import InvalidValue, RlvetError
 from rlvet.runs.compact_rows import CompactRows, compact
+from rlvet.runs.endings import NO_ENDING, Ending
 from rlvet.runs.files import check_regular
 from rlvet.runs.formats import ACCEPTED_FILES, FORMATS, Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.console import read_text
@@ -50,8 +51,8 @@ class RawRun:
     """The rows of the file that were not read."""
     trainer: str = ""
     """The trainer of RL that the file names."""
-    error: str = ""
-    """The error after the last row; empty without one."""
+    ending: Ending = NO_ENDING
+    """How its console output ends."""
     saved: tuple[int, ...] = ()
     """The steps of the checkpoints that the file names as saved; none if it has several runs."""
     later_files: tuple[Path, ...] = ()
@@ -84,6 +85,7 @@ def runs_of_file(file: Path) -> Runs:
         unread = Unread()
         unread.add_all(log.unread)
         found = [without_first_stage(rows, unread) for rows in runs_of_attempts(of_name, unread)]
+        is_last = name == list(attempts)[-1]
         trainer = log.trainer if len(found) == 1 else ""
         saved = log.saved if len(attempts) == len(found) == 1 else ()
         for number, rows in enumerate(found, 1):
@@ -94,7 +96,7 @@ def runs_of_file(file: Path) -> Runs:
                 left_out=tuple(notes),
                 unread=unread,
                 trainer=trainer,
-                error=log.error,
+                ending=log.ending if is_last and number == len(found) else NO_ENDING,
                 saved=saved,
             )
     return runs
@@ -332,12 +334,15 @@ def runs_of_attempts(attempts: Sequence[RawRows], unread: Unread) -> list[RawRow
             runs = [rows for rows, is_of_rl in zip(runs, of_rl, strict=True) if is_of_rl]
     *earlier, last = runs
     runs = []
+    short = 0
     for rows in earlier:
         if len(rows) >= SHORT_ATTEMPT:
             runs.append(rows)
         else:
-            reason = "the run was restarted from the first step"
-            unread.add("row of a short attempt", reason, "", len(rows))
+            short += len(rows)
+    # Between several runs it is another run, and no part of one of them.
+    if short and not runs:
+        unread.add("row of a short attempt", "the run was restarted from the first step", "", short)
     return _without_repetitions([*runs, last], unread)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 from rlvet.errors import InvalidValue
 from rlvet.runs.compact_rows import CompactRows, compact
 from rlvet.runs.configs import Saved, newest_configuration, read_setup
+from rlvet.runs.endings import NO_ENDING, Ending
 from rlvet.runs.files import OutsideLink, check_file, check_regular, is_leaf, reading_in
 from rlvet.runs.formats import ACCEPTED_FILES, IN_FOLDERS, RawRows
 from rlvet.runs.keys import framework_of
@@ -29,6 +30,7 @@ from rlvet.runs.quantities import (
     QUANTITIES,
     RUN_KEYS,
     STEP_KEYS,
+    SUMMARY,
     Row,
     component_name,
     is_of_evaluation,
@@ -102,8 +104,8 @@ class Log:
     """The reason why nothing is judged: more rows than `MOST_LOST` were not read. Empty for other logs."""
     files: tuple[str, ...] = ()
     """The paths of its files, in the order of their steps."""
-    error: str = ""
-    """The error that the console output has after its last row; empty without one."""
+    ending: Ending = NO_ENDING
+    """How the console output ends."""
     saved: tuple[int, ...] = ()
     """The steps of the checkpoints that the console output names as saved."""
 
@@ -127,7 +129,9 @@ class Log:
             raw = CompactRows({**row, "step": number} for number, row in enumerate(raw, 1))
         framework = framework_of(keys_of(raw))
         read_rows = named_rows(raw, names, framework)
-        unread_rows = len(raw) - len(read_rows)
+        summaries = CompactRows(row for row in raw if SUMMARY in row) if _has_summary(raw) else raw[:0]
+        unread_summaries = len(summaries) - len(named_rows(summaries, names, framework))
+        unread_rows = len(raw) - len(read_rows) - unread_summaries
         rows, notes = _merge_steps(read_rows)
         coverage = _coverage(raw, names, framework)
         for key, missing in unmeasured(raw, names, framework).items():
@@ -138,7 +142,7 @@ class Log:
         if is_without_steps:
             notes.append(STEPS_COUNTED)
         unread_values = _values_without_number(raw, coverage)
-        notes += _unread_notes(raw, unread_rows, unread_values)
+        notes += _unread_notes(len(raw) - unread_summaries, unread_rows, unread_values)
         return cls(
             rows,
             source,
@@ -261,8 +265,13 @@ def _values_without_number(raw: CompactRows, coverage: _Coverage) -> dict[str, t
     return values
 
 
+def _has_summary(raw: CompactRows) -> bool:
+    """Return whether a row is the summary of a training that has ended, which has no metric of a step."""
+    return any(SUMMARY in layout for layout in raw.layouts)
+
+
 def _unread_notes(
-    raw: CompactRows, unread_rows: int, unread_values: Mapping[str, tuple[int, str]]
+    logged_rows: int, unread_rows: int, unread_values: Mapping[str, tuple[int, str]]
 ) -> list[str]:
     """Return sentences about rows without a known metric, and about values that are no numbers."""
     notes = []
@@ -270,7 +279,7 @@ def _unread_notes(
         rows = "1 row" if unread_rows == 1 else f"{unread_rows} rows"
         verb = "has" if unread_rows == 1 else "have"
         notes.append(
-            f"{rows} of {len(raw)} {verb} no known metric and {'is' if unread_rows == 1 else 'are'} not read"
+            f"{rows} of {logged_rows} {verb} no known metric and {'is' if unread_rows == 1 else 'are'} not read"
         )
     if unread_values:
         total = sum(count for count, _ in unread_values.values())
@@ -427,7 +436,7 @@ def _log_of(run: RawRun, names: Mapping[str, str], path: Path, source: str | Non
         unread_rows=log.unread_rows + run.unread.count,
         unjudged=_reason_not_to_judge(run.unread.lost + unknown, len(raw) - unknown),
         files=tuple(map(str, run.files)),
-        error=run.error,
+        ending=run.ending,
     )
     if not log.are_steps_counted:
         log = replace(log, saved=run.saved)
@@ -535,7 +544,7 @@ def _log_of_legs(run: Path, names: Mapping[str, str]) -> Log:
             tuple(replaced),
             logged[last].left_out,
             unread,
-            error=logged[last].error,
+            ending=logged[last].ending,
             saved=tuple(sorted(saved)),
         ),
         names,
@@ -559,7 +568,9 @@ def _run_of_leg(leg: Path) -> RawRun | None:
             continue
         rows = CompactRows(row for row in chain.from_iterable(log.runs.values()) if _has_number(row))
         if rows:
-            return RawRun(file, rows, left_out=log.notes, unread=log.unread, error=log.error, saved=log.saved)
+            return RawRun(
+                file, rows, left_out=log.notes, unread=log.unread, ending=log.ending, saved=log.saved
+            )
     return None
 
 

@@ -134,6 +134,9 @@ BOOKKEEPING = re.compile(
 )
 """Keys of counters, times and throughput."""
 
+SUMMARY = "train_runtime"
+"""A key of the row that trainers of transformers log at the end of a training."""
+
 STEP_KEYS = (
     "step",
     "train/global_step",

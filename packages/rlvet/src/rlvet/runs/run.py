@@ -9,12 +9,13 @@ from pathlib import Path
 from rlvet.runs import gate
 from rlvet.runs.configs import Saved, read_configuration_of
 from rlvet.runs.configuration import Configuration, Setting, Unresolved
+from rlvet.runs.endings import Ending
 from rlvet.runs.files import OutsideLink
 from rlvet.runs.logs import Log, UnreadableLog, read_run
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup, Value
 
-LOG_TYPES = (Log, Saved, Configuration, Setting, Unresolved, Setup, Value, UnreadableLog, OutsideLink)
+LOG_TYPES = (Log, Ending, Saved, Configuration, Setting, Unresolved, Setup, Value, UnreadableLog, OutsideLink)
 """The classes of what is read of a run."""
 
 

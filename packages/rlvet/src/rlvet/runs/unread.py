@@ -9,7 +9,9 @@ from rlvet.runs.limits import LONGEST_ROW
 LONGEST_EXAMPLE = 80
 """The largest number of characters of a row that is shown as an example."""
 
-STEPS_COUNTED = "no row has its step: a step is the number of a row here, which may stand for several"
+STEPS_COUNTED = (
+    "no row has its step: a step is the number of a row here, which may stand for several training steps"
+)
 """The remark on rows without a step."""
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from rlvet.runs.consoles._console import Console
 from rlvet.runs.consoles._printed import literal_dictionary
 from rlvet.runs.limits import LONGEST_ROW
-from rlvet.runs.quantities import EVALUATION, STEP_KEYS, component_name, is_of_evaluation, sources
+from rlvet.runs.quantities import EVALUATION, STEP_KEYS, SUMMARY, component_name, is_of_evaluation, sources
 from rlvet.runs.unread import STEPS_COUNTED, Unread
 
 TRL_ROW_OR_PROGRESS = re.compile(r"\{['\"][^{}\n]*\}|\b(\d+)/(\d+) \[")
@@ -31,9 +31,6 @@ CUT_OFF: dict[str, Any] = {"cut off": True}
 
 COUNTERS = ("num_tokens", "epoch")
 """Keys of a row whose values only grow during a training."""
-
-SUMMARY = "train_runtime"
-"""A key of the dictionary that is printed at the end of a training."""
 
 ROUNDING_OF_RATE = 0.0005
 """The largest error of the steps per second in a summary, which have three decimals."""
@@ -135,6 +132,10 @@ def _printed_rows(text: str, unread: Unread) -> list[_Printed]:
     # The number of rows before the last bar.
     rows_before_bar = 0
     rows_in_part = 0
+    text, interrupted = _without_interruptions(text)
+    if interrupted:
+        rows = "1 row was" if interrupted == 1 else f"{interrupted} rows were"
+        unread.remarks.append(f"{rows} interrupted by an error message, and joined")
     for line in _unwrapped_lines(text):
         has_row = False
         for match in TRL_ROW_OR_PROGRESS.finditer(line):
@@ -161,8 +162,40 @@ def _printed_rows(text: str, unread: Unread) -> list[_Printed]:
             printed.append(_Printed(row, bar_step))
     if rows_in_part:
         rows = "1 row is" if rows_in_part == 1 else f"{rows_in_part} rows are"
-        unread.remarks.append(f"{rows} cut off, of which the whole values are read")
+        its = "its" if rows_in_part == 1 else "their"
+        unread.remarks.append(f"{rows} cut off; {its} complete values are read")
     return printed
+
+
+INTERRUPTION = re.compile(r"""(\{['"][^{}\n]*)(Traceback \(most recent call last\):\n)""")
+"""The start of a row, and that of an error message which another stream has written within it."""
+
+LONGEST_INTERRUPTION = 2**14
+"""The number of characters after the start of the message in which the end of the row is looked for."""
+
+END_OF_ROW = re.compile(r"""^([^{}\n]*['"]: [^{}\n]*\}) *$""", re.M)
+"""A line with the end of a row."""
+
+
+def _without_interruptions(text: str) -> tuple[str, int]:
+    r"""Return a text in which the rows that an error message has interrupted stand before it, and their number.
+
+    >>> message = "Traceback (most recent call last):\n  File 'a.py', line 1\nKeyboardInterrupt: \n"
+    >>> _without_interruptions("{'loss': 0.1, 'reward': 0." + message + "5, 'kl': 0.2}\n")[0].splitlines()[:2]
+    ["{'loss': 0.1, 'reward': 0.5, 'kl': 0.2}", 'Traceback (most recent call last):']
+    """
+    pieces = []
+    position = count = 0
+    for match in INTERRUPTION.finditer(text):
+        if match.start() < position:
+            continue
+        end = END_OF_ROW.search(text, match.end(), match.end() + LONGEST_INTERRUPTION)
+        if end is None or not _parse_row(match[1] + end[1]):
+            continue
+        pieces += [text[position : match.start()], match[1], end[1], "\n", text[match.start(2) : end.start()]]
+        position = end.end()
+        count += 1
+    return "".join([*pieces, text[position:]]), count
 
 
 def _is_of_training(row: Mapping[str, Any]) -> bool:

@@ -31,6 +31,10 @@ MAGIC = {
 """The first bytes of files that are no log, with a description of each kind."""
 
 
+EVENT = b"brain.Event:"
+"""What the first record of an events file of TensorBoard has."""
+
+
 def check_content(file: Path) -> None:
     """Check that a file is a text.
 
@@ -39,6 +43,10 @@ def check_content(file: Path) -> None:
     """
     with file.open("rb") as stream:
         start = stream.read(4096)
+    if EVENT in start[:64]:
+        raise NoLog(
+            f"{file} is an events file of TensorBoard under another name: rename it to events.out.tfevents.1"
+        )
     kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), None)
     # A text in UTF-16, which begins with a byte order mark, contains zero bytes too.
     if kind is None and b"\0" in start and not start.startswith((b"\xff\xfe", b"\xfe\xff")):

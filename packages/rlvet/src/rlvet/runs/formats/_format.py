@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
+from rlvet.runs.endings import NO_ENDING, Ending
 from rlvet.runs.unread import Unread
 
 RawRows = Sequence[Mapping[str, Any]]
@@ -26,8 +27,8 @@ class RawLog:
     """The rows that were not read."""
     trainer: str = ""
     """The trainer of RL that the file itself names, such as a notebook's code; empty if it names none."""
-    error: str = ""
-    """The error that console output has after its last row; empty without one."""
+    ending: Ending = NO_ENDING
+    """How console output ends."""
     saved: tuple[int, ...] = ()
     """The steps of the checkpoints that console output names as saved."""
 

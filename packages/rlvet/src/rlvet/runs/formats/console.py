@@ -10,6 +10,7 @@ from rlvet._numbers import format_share
 from rlvet.runs.checkpoints import saved_steps
 from rlvet.runs.consoles import CONSOLES, printed_trainings
 from rlvet.runs.consoles._printed import ESCAPES
+from rlvet.runs.endings import ending_of
 from rlvet.runs.formats._content import decode
 from rlvet.runs.formats._format import Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.csv_table import read_table
@@ -17,7 +18,6 @@ from rlvet.runs.formats.json_lines import read_json_lines
 from rlvet.runs.formats.json_object import read_json
 from rlvet.runs.lookalikes import count_lookalikes
 from rlvet.runs.tables import Rows, table_rows
-from rlvet.runs.tracebacks import bar_at_the_end, last_error
 from rlvet.runs.unread import Unread
 
 FEWEST_ZEROS = 16
@@ -76,10 +76,9 @@ def read_text(file: Path) -> RawLog:
     runs, unread = runs_of_text(text)
     notes = _notes_on_lost_part(text)
     plain = ESCAPES.sub("", text)
-    error = last_error(plain, _has_rows)
+    ending = ending_of(plain, _has_rows)
     if runs:
-        notes = (*notes, *filter(None, [bar_at_the_end(plain)]))
-        return RawLog(runs, notes, unread=unread, error=error, saved=saved_steps(plain))
+        return RawLog(runs, notes, unread=unread, ending=ending, saved=saved_steps(plain))
 
     if text.lstrip().startswith("{"):
         return read_json_lines(file)
@@ -90,8 +89,8 @@ def read_text(file: Path) -> RawLog:
     if re.fullmatch(r"[\w./@ -]++([,;\t][\w./@ -]++)++\s*+", header):
         return read_table(file)
     message = f"{file} is thought to be {_guess_kind(file, text)}: no row of metrics is in it, as a trainer prints them"
-    if error:
-        message += f"; it ends with an error: {error!r}"
+    if ending.error:
+        message += f"; it ends with an error: {ending.error!r}"
     if file.suffix in CONFIGURATIONS:
         message += "; a configuration or a script is checked by rlvet lint, and is no run"
     raise NoLog(message)

@@ -4,8 +4,8 @@ import pytest
 
 from rlvet import diagnose
 from rlvet.errors import InvalidValue
+from rlvet.runs.endings import LONGEST_ERROR, ending_of
 from rlvet.runs.logs import read_log
-from rlvet.runs.tracebacks import LONGEST_ERROR, bar_at_the_end
 
 FRAMES = '  File "train.py", line 3, in <module>\n    train()\n    ^^^^^^^\n'
 OUT_OF_MEMORY = (
@@ -45,14 +45,14 @@ def test_an_error_after_the_last_row_is_told(text, error, tmp_path):
     file.write_text(text)
     log = read_log(file)
     assert len(log.rows) == 20
-    assert log.error.startswith(error)
+    assert log.ending.error.startswith(error)
     assert f"\nafter its last row, the output has an error: '{error}" in str(diagnose(file))
 
 
 def test_an_error_that_rows_follow_is_not_told(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(rows(0, 10) + OUT_OF_MEMORY + rows(10, 20))
-    assert read_log(file).error == ""
+    assert read_log(file).ending.error == ""
     assert "has an error" not in str(diagnose(file))
 
 
@@ -69,7 +69,7 @@ def test_a_run_without_a_row_has_its_error_in_the_message(first_line, tmp_path):
 def test_an_error_is_shortened(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(rows(0, 20) + OUT_OF_MEMORY.replace("Tried", 1000 * "word "))
-    error = read_log(file).error
+    error = read_log(file).ending.error
     assert LONGEST_ERROR - 5 < len(error) <= LONGEST_ERROR + 2
     assert error.endswith(" word …")
 
@@ -95,10 +95,47 @@ def test_a_bar_that_does_not_reach_its_end_is_told(last, is_told, tmp_path):
     )
     file = tmp_path / "train.log"
     file.write_text(f"Map: 100%|##| 1523/7473 [00:01<00:00, 1.5s/it]\n{bars}")
-    told = [note for note in read_log(file).notes if "progress bar" in note]
-    assert told == (["the progress bar of the output stands at 405 of 1000"] if is_told else [])
+    assert read_log(file).ending.text == (
+        "the progress bar of the output stands at 405 of 1000" if is_told else ""
+    )
+    assert ("\nthe progress bar of the output stands at 405 of 1000\n" in str(diagnose(file))) == is_told
+
+
+def test_an_error_after_the_summary_of_a_training_did_not_end_it(tmp_path):
+    summary = "{'train_runtime': 6604.0, 'train_steps_per_second': 0.03, 'train_loss': 0.1, 'epoch': 0.1}\n"
+    file = tmp_path / "train.log"
+    file.write_text(rows(0, 20) + summary + OUT_OF_MEMORY)
+    said = str(diagnose(file))
+    assert "\nafter the training had ended, the output has an error: 'torch.OutOfMemoryError: " in said
+    assert "mend it first" not in said
+    # The summary is no row of a step that is not read.
+    assert "no known metric" not in said
+
+
+def test_rows_that_were_written_late_do_not_hide_an_error(tmp_path):
+    """A process writes what it has printed at its end, and its progress bar at once."""
+    bars = "".join(f"\r {step}/1000 [5:53:20<9:07:20, 55.19s/it]" for step in range(1, 31))
+    file = tmp_path / "train.log"
+    file.write_text(bars + rows(0, 20) + OUT_OF_MEMORY + rows(20, 30))
+    assert read_log(file).ending.error.startswith("torch.OutOfMemoryError")
+    # A bar that goes on shows that the run has.
+    file.write_text(bars + rows(0, 20) + OUT_OF_MEMORY + "\r 31/1000 [5:53:20<9:07:20]\n" + rows(20, 30))
+    assert read_log(file).ending.error == ""
+
+
+def test_a_sound_run_that_an_error_ended_is_ok_up_to_there(tmp_path):
+    rising = "".join(
+        f"{{'loss': 0.1, 'reward': {0.3 + step / 100}, 'kl': 0.{step:03}}}\n" for step in range(60)
+    )
+    file = tmp_path / "train.log"
+    file.write_text(rising + OUT_OF_MEMORY)
+    assert diagnose(file).headline.startswith(
+        "ok: nothing is wrong in what could be tested up to its last row ("
+    )
+    file.write_text(rising)
+    assert diagnose(file).headline.startswith("ok: nothing is wrong in what could be tested (")
 
 
 @pytest.mark.parametrize("text", ["", "3/4 [0:01<0:02]", "100%|#| 7/7 [0:01<0:00]" * 5])
 def test_other_bars_tell_nothing(text):
-    assert bar_at_the_end(text) == ""
+    assert ending_of(text, bool).text == ""

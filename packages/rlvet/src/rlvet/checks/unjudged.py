@@ -1,0 +1,52 @@
+"""Tell the values of metrics that no check judges: those of a log without a verdict, and of an evaluation.
+
+Needs only the standard library.
+"""
+
+from __future__ import annotations
+
+from rlvet._numbers import format_number, format_step
+from rlvet.checks.course import Course, Series
+from rlvet.checks.log.results import FEW_STEPS
+from rlvet.runs.quantities import EVALUATION
+
+TOLD = ("reward", EVALUATION, "length", "entropy", "kl", "grad_norm")
+"""The metrics that are told of a log without a verdict."""
+
+
+def describe_values(name: str, metric: Series) -> str:
+    """Return the first and the last value of a metric, and its largest and smallest one if they are others.
+
+    >>> describe_values("reward", Series([1, 2, 3, 4], [0.5, 0.6, 0.1, 0.2]))
+    'reward 0.5 → 0.2 (0.6 at step 2, 0.1 at step 3)'
+    """
+    values = metric.values
+    if len(values) == 1:
+        return f"{name} {format_number(values[0])} at step {format_step(metric.steps[0])}"
+    ends = (values[0], values[-1])
+    extremes = [
+        f"{format_number(value)} at step {format_step(metric.steps[values.index(value)])}"
+        for value in (max(values), min(values))
+        if value not in ends
+    ]
+    between = f" ({', '.join(extremes)})" if extremes else ""
+    return f"{name} {format_number(ends[0])} → {format_number(ends[1])}{between}"
+
+
+def values_without_verdict(course: Course) -> str:
+    """Return a sentence on the values of a log without a verdict; empty for one of few log steps."""
+    if len(course.rows) < FEW_STEPS:
+        return ""
+    metrics = {name: course.series(name) for name in TOLD}
+    texts = [describe_values(name, metric) for name, metric in metrics.items() if metric.values]
+    title = "not judged, first → last log step (largest and smallest, if between)"
+    return f"{title}: {'; '.join(texts)}" if texts else ""
+
+
+def values_of_evaluation(course: Course) -> str:
+    """Return a sentence on the scores on other prompts; empty without them."""
+    scores = course.series(EVALUATION)
+    if not scores.values:
+        return ""
+    steps = f"{len(scores.values)} log steps" if len(scores.values) > 1 else "1 log step"
+    return f"score on other prompts, in {steps}: {describe_values(EVALUATION, scores)}"
