@@ -306,7 +306,7 @@ def critic_is_bad(c: Columns) -> bool:
 CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "the critic explains returns, and its loss and gradient stay bounded": critic_is_bad,
     "metrics live to the last log step": run_is_dead,
-    "metrics are logged to the end, and change": a_metric_is_lost,
+    "metrics are logged to the end, and those that changed still do": a_metric_is_lost,
     "the log holds numbers": has_bad_numbers,
     "weights move": weights_rest,
     "a baseline is subtracted from rewards": no_baseline,

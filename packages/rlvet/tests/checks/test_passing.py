@@ -198,9 +198,30 @@ def test_single_log_steps_far_above_usual_are_told(steps):
         told = [f"{row[name]:.3g} at step {row['step']}" for row in largest]
         if len(steps) > 3:
             told.append({4: "and 1 more such step of 1000", 12: "and 9 more such steps of 1000"}[len(steps)])
-        usual = format_number(median(row[name] for row in rows))
-        told_line = f"{words} {', '.join(told)}, where its median is {usual}"
+        values = sorted(row[name] for row in rows)
+        usual, most = (format_number(value) for value in (median(values), values[900]))
+        told_line = f"{words} {', '.join(told)}, where its median is {usual} and nine of ten are below {most}"
         assert (told_line in line) == bool(steps), line
+
+
+def test_norms_of_steps_with_a_gradient_among_others_without_one_are_usual():
+    """Of a run in which most groups have equal rewards, most norms are near 0."""
+    rows = rows_of(first=0, last=0)
+    for row in rows:
+        row["grad_norm"] *= 1 if row["step"] % 4 == 0 else 0.003
+    assert "the gradient norm" not in in_single_steps(rows)
+    rows[500]["grad_norm"] = 3.0
+    assert "the gradient norm 3 at step 501, where its median is 0.00" in in_single_steps(rows)
+
+
+def test_metrics_that_left_their_values_at_other_steps_have_their_own():
+    rows = rows_of(last=400, entropy=5.0)
+    for row in rows:
+        if 350 <= row["step"] <= 450:
+            row["dead"] = 1.0
+    (line,) = told(rows)
+    assert "from step 300 to 400: entropy 0.5" in line
+    assert "; from step 350 to 450: the share of groups with equal rewards 0.3" in line
 
 
 def test_a_part_of_the_run_is_not_told_as_single_log_steps():

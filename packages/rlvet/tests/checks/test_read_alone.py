@@ -211,7 +211,7 @@ def test_groups_without_signal_are_explained_and_the_level_is_justified():
     rising = found(course(reward=lambda t: 0.3 + 0.2 * t, **shares(0.7)), "no-signal")
     assert rising.severity == "look"
     assert re.search(r"the reward still rises \(0\.\d+ → 0\.\d+, from", rising.cause)
-    assert "advantages" in level.advice
+    assert "drop such prompts" in level.advice
 
 
 @pytest.mark.parametrize(
@@ -304,3 +304,105 @@ def test_a_healthy_course_has_no_line_on_levels(shape):
     check_counts(diagnosis)
     if not diagnosis.findings:
         assert COUNTS.search(str(diagnosis).splitlines()[-1])
+
+
+# --- What rows contradict is not said ---
+
+
+def undecided(rows):
+    return diagnose_rows(rows).untested
+
+
+def test_a_run_in_which_nothing_changes_does_not_pass_as_one_that_lives():
+    rows = course(50, reward=lambda _: 0.0, grad_norm=lambda _: 0.0)
+    diagnosis = diagnose_rows(rows)
+    assert "metrics live to the last log step" not in diagnosis.passed
+    assert (
+        undecided(rows)["metrics live to the last log step"]
+        == "one value in all log steps: reward, grad_norm"
+    )
+    assert "metrics live to the last log step" in diagnose_rows(course(50, grad_norm=lambda _: 0.5)).passed
+
+
+def test_a_reward_that_lost_a_third_within_its_noise_does_not_pass_as_kept():
+    draw = random.Random(3)
+    wandering = [0.55, 0.3, 0.6, 0.35, 0.67, 0.4, 0.6, 0.3, 0.5, 0.43]
+    rows = [
+        {"step": step, "reward": wandering[(step - 1) // 20] + draw.gauss(0, 0.05)} for step in range(1, 201)
+    ]
+    check = "the reward does not collapse"
+    assert check not in diagnose_rows(rows).passed
+    assert "from the best tenth of the run to the last" in undecided(rows)[check]
+    kept = [row | {"reward": 0.5 + draw.gauss(0, 0.05)} for row in rows]
+    assert check in diagnose_rows(kept).passed
+
+
+def test_some_other_rewards_at_the_end_are_not_called_equal():
+    rows = course(60, reward=lambda t: 0.3 if t < 0.6 else 0.0)
+    for row in rows:
+        if row["step"] in (46, 60):
+            row["reward"] = 0.05
+        elif row["step"] < 40:
+            row["reward"] += 0.01 * (row["step"] % 7)
+    assert undecided(rows)["rewards differ"] == "the mean is 0 in 13 of the last 14 log steps, which are few"
+    equal = [row | {"reward": 0.0 if row["step"] > 48 else row["step"] / 100} for row in rows]
+    assert undecided(equal)["rewards differ"] == "the mean is 0 in 12 of the last 12 log steps, which are few"
+
+
+def test_two_findings_on_one_reward_agree_on_its_course():
+    draw = random.Random(5)
+    rows = [
+        {
+            "step": step,
+            "reward": 0.5 - step / 2000 + draw.gauss(0, 0.12),
+            "frac_reward_zero_std": 0.8 + draw.gauss(0, 0.03),
+        }
+        for step in range(1, 201)
+    ]
+    signal, plateau = found(rows, "no-signal"), found(rows, "plateau")
+    assert "does not clearly rise" not in signal.cause
+    assert "the reward does not rise (" in signal.cause or "the reward falls (" in signal.cause
+    assert "where it falls" in plateau.cause
+    assert "a longer run alone is no remedy" in plateau.advice
+    assert "advantages are 0" not in signal.advice
+
+
+def test_the_rewards_of_steps_at_the_cap_and_of_others_are_told():
+    draw = random.Random(7)
+    rows = []
+    for step in range(1, 101):
+        is_cut = step % 4 == 0
+        reward = 0.1 if is_cut else 0.5
+        length = 256.0 if is_cut else 235.0 + draw.random()
+        rows.append({"step": step, "reward": reward + draw.gauss(0, 0.02), "completion_length": length})
+    cause = found(rows, "truncated").cause
+    assert "was cut off, with a mean reward of 0.106, and 0.501 in the others" in cause
+
+
+def test_a_log_that_begins_in_the_middle_is_no_run():
+    draw = random.Random(2)
+    rows = [
+        {"step": 800 + 5 * n, "reward": 0.6 + draw.gauss(0, 0.05), "frac_reward_zero_std": 0.8}
+        for n in range(60)
+    ]
+    diagnosis = diagnose_rows(rows)
+    text = str(diagnosis)
+    assert "teach nothing in the later half of the log" in text
+    assert "of the run, the reward" not in text
+    # Of what the log shows from its first row on it is not known when it began.
+    assert "in order" not in text
+    assert "what is said to begin with its first row may have begun before" in text
+
+
+def test_scores_on_other_prompts_and_a_log_without_a_verdict_are_told_with_their_values():
+    rows = course(12, reward=lambda t: 0.6 - abs(t - 0.5), completion_length=lambda t: 300 - 200 * t)
+    text = str(diagnose_rows(rows))
+    assert (
+        "\nnot judged, first → last log step (largest and smallest, if between): reward 0.183 → 0.1 (0.6 at step 6"
+        in text
+    )
+    assert "; length 283 → 100" in text
+    scored = course(60)
+    scored[29]["eval_reward"] = 0.4
+    scored[59]["eval_reward"] = 0.3
+    assert "\nscore on other prompts, in 2 log steps: evaluation 0.4 → 0.3\n" in str(diagnose_rows(scored))

@@ -308,7 +308,10 @@ def test_each_alternative_of_a_remedy_is_known():
 @pytest.mark.parametrize(
     ("rate", "advice"),
     [
-        (5e-3, "use a learning rate of at most 3e-05, or 0.0002 with LoRA"),
+        (
+            5e-3,
+            "use a learning rate of 1e-6, or 1e-5 with LoRA, as is usual, and of at most 3e-05, or 0.0002 with LoRA",
+        ),
         (1e-4, "use a learning rate ten times smaller"),
     ],
 )

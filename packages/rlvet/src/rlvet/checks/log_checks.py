@@ -24,7 +24,12 @@ from rlvet.checks.log.results import half_step
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
-from rlvet.lint.learning_rate import LARGEST_RATE_LORA, describe_high_rate, largest_rate
+from rlvet.lint.learning_rate import (
+    LARGEST_RATE_LORA,
+    LARGEST_RATE_UNKNOWN,
+    describe_high_rate,
+    largest_rate,
+)
 from rlvet.runs.checkpoints import describe_saved
 from rlvet.runs.compact_rows import CompactRows
 from rlvet.runs.quantities import Row
@@ -325,11 +330,13 @@ def _with_usual_rate(finding: Finding, setup: Setup) -> Finding:
     rate = setup.number("learning rate")
     if rate is None or TEN_TIMES_SMALLER not in finding.advice or not _describe_rate(rate / 10, setup):
         return finding
-    usual = format_setting(largest_rate(_trains_adapter(setup), _model(setup)))
-    with_lora = (
-        "" if _trains_adapter(setup) is not None else f", or {format_setting(LARGEST_RATE_LORA)} with LoRA"
-    )
-    advice = finding.advice.replace(TEN_TIMES_SMALLER, f"use a learning rate of at most {usual}{with_lora}")
+    largest = largest_rate(_trains_adapter(setup), _model(setup))
+    rates = format_setting(largest)
+    if _trains_adapter(setup) is None:
+        rates = f"{rates}, or {format_setting(LARGEST_RATE_LORA)} with LoRA"
+    # The rates of lint's advice. Small models have larger ones.
+    usual = "1e-6, or 1e-5 with LoRA, as is usual, and of " if largest <= LARGEST_RATE_UNKNOWN else ""
+    advice = finding.advice.replace(TEN_TIMES_SMALLER, f"use a learning rate of {usual}at most {rates}")
     return finding._replace(advice=advice)
 
 

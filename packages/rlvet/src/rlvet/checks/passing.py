@@ -276,8 +276,12 @@ def _has_told(finding: Finding, name: str, start: float, end: float) -> bool:
     return finding.kind is RUN_DIED and start <= finding.onset <= end
 
 
-SPIKE = 30.0
+SPIKE = 15.0
 """A value is told as a spike if it is this many times the median of its metric."""
+
+ABOVE_MOST = 3.0
+"""It must also be this many times what nine of ten values are below, as the norm of a step with equal rewards is near 0
+and that of others is not."""
 
 
 def _single_steps_above(metric: Series, limit: float) -> list[tuple[float, float]]:
@@ -288,6 +292,11 @@ def _single_steps_above(metric: Series, limit: float) -> list[tuple[float, float
         if is_above and len(part) < SHORTEST:
             singles += [(value, step) for step, value in part]
     return singles
+
+
+def _usual(middle: float, most: float) -> str:
+    """Return a clause on the usual values of a metric, by their median and what nine of ten are below."""
+    return f"where its median is {format_number(middle)} and nine of ten are below {format_number(most)}"
 
 
 def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
@@ -304,14 +313,15 @@ def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
         if len(positive) < FEWEST_ROWS or any(name in finding.quantities for finding in findings):
             continue
         usual = median(positive)
-        spikes = sorted(_single_steps_above(metric, SPIKE * usual), reverse=True)
+        most = sorted(positive)[len(positive) * 9 // 10]
+        spikes = sorted(_single_steps_above(metric, max(SPIKE * usual, ABOVE_MOST * most)), reverse=True)
         if not spikes:
             continue
         told = [f"{format_number(value)} at step {format_step(step)}" for value, step in spikes[:MOST_TOLD]]
         others = len(spikes) - len(told)
         if others:
             told.append(f"and {others} more such step{'s' if others > 1 else ''} of {len(metric.values)}")
-        texts.append(f"{NAMES[name]} {', '.join(told)}, where its median is {format_number(usual)}")
+        texts.append(f"{NAMES[name]} {', '.join(told)}, {_usual(usual, most)}")
     return f"in single log steps: {'; '.join(texts)}" if texts else ""
 
 
@@ -342,6 +352,12 @@ def _recovered_reward(
     return [f"in passing, of the reward: {describe_dip(reward, dip)}"]
 
 
+def describe_part(part: Passing) -> str:
+    """Return the means of a metric before a part of a run, in it and after it."""
+    means = (format_number(mean) for mean in (part.before, part.value, part.after))
+    return "{} {} → {}, then {}".format(NAMES[part.name], *means)
+
+
 def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
     """Return a sentence on each part of a run in which metrics left their usual values, and returned.
 
@@ -352,7 +368,6 @@ def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
     # A record has several rows of one step.
     if not course.has_a_row_for_each_step:
         return []
-    spells: list[tuple[float, float, list[str]]] = []
     found: list[tuple[float, float, Passing]] = []
     for name in LIMITS:
         metric = course.series(name)
@@ -360,20 +375,22 @@ def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
             start, end = metric.steps[part.first], metric.steps[part.last]
             if not any(_has_told(finding, name, start, end) for finding in findings):
                 found.append((start, end, part))
+    # The parts of several metrics that overlap are one of the run.
+    spells: list[list[tuple[float, float, Passing]]] = []
     for start, end, part in sorted(found, key=lambda one: one[0]):
-        text = (
-            f"{NAMES[part.name]} {format_number(part.before)} → {format_number(part.value)}, "
-            f"then {format_number(part.after)}"
-        )
-        if spells and start <= spells[-1][1]:
-            spells[-1] = (spells[-1][0], max(end, spells[-1][1]), [*spells[-1][2], text])
+        if spells and start <= max(last for _, last, _ in spells[-1]):
+            spells[-1].append((start, end, part))
         else:
-            spells.append((start, end, [text]))
+            spells.append([(start, end, part)])
     lines = _recovered_reward(course, findings, found)
-    for start, end, texts in spells[:MOST_TOLD]:
-        more = f"; and {len(texts) - MOST_TOLD} more" if len(texts) > MOST_TOLD else ""
-        steps = f"from step {format_step(start)} to {format_step(end)}"
-        lines.append(f"in passing, {steps}: {'; '.join(texts[:MOST_TOLD])}{more} (means)")
+    for spell in spells[:MOST_TOLD]:
+        texts = []
+        steps = ""
+        for start, end, part in spell[:MOST_TOLD]:
+            before, steps = steps, f"from step {format_step(start)} to {format_step(end)}: "
+            texts.append(describe_part(part) if steps == before else f"{steps}{describe_part(part)}")
+        more = f"; and {len(spell) - MOST_TOLD} more" if len(spell) > MOST_TOLD else ""
+        lines.append(f"in passing, {'; '.join(texts)}{more} (means)")
     if len(spells) > MOST_TOLD:
         lines.append(f"in passing, {len(spells) - MOST_TOLD} more such parts of the run")
     return lines

@@ -167,7 +167,7 @@ def check_largest_component(case: Case) -> Finding:
             varying[name] = metric
     if not 2 <= len(varying) <= MOST_COMPONENTS:
         vary = "1 component varies" if len(varying) == 1 else f"{len(varying)} components vary"
-        return undecided_check(f"{vary}, and their weights are fitted for 2 to {MOST_COMPONENTS}")
+        return undecided_check(f"needs 2 to {MOST_COMPONENTS} components that vary, and {vary}")
     finding = passed_check(reward)
 
     # A log does not contain the weights of the components, so they are fitted.

@@ -48,7 +48,15 @@ def check_data(case: Case) -> Finding:
         jump = find_jump(metric.values) if len(metric.values) >= 40 else None
         if jump is not None and jump.errors > JUMP_ERRORS:
             jumps[name] = jump
-    finding = Finding("ok", True, "", len(jumps), None, len(course.rows), measure="quantities with a jump")
+    finding = Finding(
+        "ok",
+        True,
+        "",
+        len(jumps),
+        None,
+        len(course.rows),
+        measure="of reward, spread and length, those that jump",
+    )
     fall = case.of(check_fall)
     if "reward" not in jumps or "length" not in jumps:
         # A level that is lost and comes back is no jump, but none that stays either.
@@ -65,10 +73,10 @@ def check_data(case: Case) -> Finding:
         f"at step {format_step(at)}, {', '.join(texts)}" for at, texts in sorted(changes.items())
     )
     manner = "all at once" if len(changes) == 1 else "nearly at once"
-    cause = f"{events}, {manner}, as when the prompts, the reward or a setting change"
+    cause = f"{events}, {manner}, as when the prompts, the reward or a setting change, or the policy breaks"
     step = min(changes)
     if fall.cause and fall.onset is not None and fall.onset <= step:
         if sum(fall.onset <= row["step"] < step for row in course.rows) > NEAR_ROWS:
             return undecided_check("they jump in a fall of the reward that began before")
-        cause = f"{cause}, or as the policy breaks: the reward falls from step {format_step(fall.onset)} on"
+        cause = f"{cause}: the reward falls from step {format_step(fall.onset)} on"
     return finding.failed(DATA_CHANGE, cause, onset=step, quantities=[*simultaneous])

@@ -349,7 +349,7 @@ def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
         late = fmean(length.later_half)
         is_cap = largest >= SHORTEST_CAP and rows_at_largest >= ALWAYS * len(longest.values)
         if is_cap and AT_THE_CAP * largest <= late <= largest:
-            measure = "share of the longest answer that is the mean length in the later half"
+            measure = "mean length in the later half, as a share of the longest answer"
             finding = passed_check(length, late / largest, measure, later_half(length))
             cause = (
                 f"the mean length is {late:.0f} tokens in the later half, {format_share(late / largest)} of the "
@@ -364,7 +364,7 @@ def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
     cap = max(length.values)
     rows_at_cap = sum(value == cap for value in length.values)
     mean = fmean(length.values)
-    measure = "share of the largest length that is the mean length"
+    measure = "mean length, as a share of the largest"
     finding = passed_check(length, mean / cap if cap else 0.0, measure)
     if rows_at_cap < 3 or cap != int(cap) or mean < AT_THE_CAP * cap:
         share = rows_at_cap / len(length.values)
@@ -379,7 +379,8 @@ def _check_length_at_cap(course: Course, known_cap: float | None) -> Finding:
         return undecided_check("log the share of answers cut off")
     cause = (
         f"the mean length is {mean:.0f} tokens, and exactly {cap:.0f} in {rows_at_cap} of {len(length.values)} log "
-        f"steps: that is the cap, and every answer of these steps was cut off{_longest_part_below(length, cap)}"
+        f"steps: that is the cap, and every answer of these steps was cut off{_rewards_at_cap(course, cap)}"
+        f"{_longest_part_below(length, cap)}"
     )
     start = length.steps[length.values.index(cap)]
     return finding.failed(TRUNCATED, cause, onset=start, quantities=["length"])
@@ -398,6 +399,17 @@ def _longest_part_below(length: Series, cap: float) -> str:
     if len(longest) < LONG_PART * len(length.values):
         return ""
     return f"; none of them is from step {format_step(longest[0][0])} to {format_step(longest[-1][0])}"
+
+
+def _rewards_at_cap(course: Course, cap: float) -> str:
+    """Return a clause on the mean reward of the steps whose length is the cap and of the others; empty if few are."""
+    length = course.series("length", beside="reward").values
+    rewards = course.series("reward", beside="length").values
+    at_cap = [reward for reward, value in zip(rewards, length, strict=True) if value == cap]
+    others = [reward for reward, value in zip(rewards, length, strict=True) if value != cap]
+    if min(len(at_cap), len(others)) < FEW_STEPS:
+        return ""
+    return f", with a mean reward of {format_number(fmean(at_cap))}, and {format_number(fmean(others))} in the others"
 
 
 MOST_OF_THE_REWARD = 0.9

@@ -147,6 +147,15 @@ def _deaths(case: Case) -> list[Death]:
     return deaths_of(case.course, case.of(_streaks))
 
 
+SIGNS_OF_LIFE = ("reward", "reward_std", "grad_norm", "kl", "entropy")
+"""Quantities of which one that learns has several values."""
+
+
+def _is_constant(metric: Series) -> bool:
+    """Return whether a metric has one value in all log steps."""
+    return len(set(metric.values)) == 1
+
+
 USUAL_AT_THE_END = 0.5
 """Share of the rows before with a value, from which the same value in all rows up to the end is no sign of death."""
 
@@ -213,6 +222,9 @@ def check_life(case: Case) -> Finding:
     if not deaths:
         if len(rewards.values) < FEWEST_ROWS:
             return undecided_check(f"needs at least {FEWEST_ROWS} log steps with a reward")
+        constant = [name for name in SIGNS_OF_LIFE if _is_constant(course.series(name))]
+        if "reward" in constant and len(constant) > 1:
+            return undecided_check(f"one value in all log steps: {', '.join(constant)}")
         return Finding("ok", True, "")
     # The death at the end, or the longest one.
     death = deaths[-1] if deaths[-1].lasts else max(deaths, key=lambda one: one.rows)
@@ -309,7 +321,7 @@ METRIC_LOST = Kind(
 @LOGS.check(
     "metrics up to the end",
     after="the life of the run",
-    tested="metrics are logged to the end, and change",
+    tested="metrics are logged to the end, and those that changed still do",
     explained="no quantity is missing or repeats one value from a step on",
     reports=(METRIC_LOST,),
 )

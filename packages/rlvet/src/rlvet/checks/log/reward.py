@@ -131,7 +131,8 @@ def check_constant_reward(case: Case) -> Finding:
         # The mean reward has not changed for some log steps, but that is no fault yet.
         if equal_rows >= min(FEW_STEPS, len(reward.values)):
             if is_short:
-                return undecided_check("they are equal at the end, but in few log steps")
+                few = f"in {equal_rows - others} of the last {equal_rows} log steps"
+                return undecided_check(f"the mean is {format_number(last)} {few}, which are few")
             rows = f"in the last {equal_rows} log steps"
             if any(spreads):
                 return undecided_check(f"the mean is {format_number(last)} {rows}, where some rewards differ")
@@ -208,6 +209,9 @@ NORMAL_MEDIAN = 0.6745
 LARGE_LOSS = 0.3
 """Share of the reward of the best tenth whose loss is worth a look."""
 
+NEARLY = 0.1
+"""What another split into parts may add to a share that is lost."""
+
 STEADY_LOSS = 0.1
 """The same for a steady fall."""
 
@@ -253,7 +257,7 @@ def check_fall(case: Case) -> Finding:
     course = case.course
     reward = course.series("reward")
     if len(reward.values) < FEWEST_STEPS_OF_FALL:
-        return undecided_check(f"needs at least {FEWEST_STEPS_OF_FALL} log steps")
+        return undecided_check(f"needs at least {FEWEST_STEPS_OF_FALL} log steps with a reward")
     count = min(10, len(reward.values) // FEWEST_STEPS_OF_BLOCK)
     rows_of_blocks = blocks(reward.values, count)
     means = [fmean(block) for block in rows_of_blocks]
@@ -290,12 +294,17 @@ def check_fall(case: Case) -> Finding:
         # The best and the last part by other splits, so that the limits between blocks do not decide.
         tenth = max(1, len(reward.values) // 10)
         last_mean = min(means[-1], reward.last, fmean(reward.values[-size - 1 :]))
-        is_nearly_lost = largest_mean(reward.values, tenth) - last_mean > 0.4 * height
-        if is_nearly_lost:
+        largest_loss = largest_mean(reward.values, tenth) - last_mean
+        if max(loss, largest_loss - NEARLY * height) > LARGE_LOSS * height:
             limit = format_number(max(LARGE_LOSS * height, least_loss))
-            return near_limit(
+            reason = (
                 f"the reward went {change_text(means[best], means[-1])} from the best {_block_name(count)} to the "
                 f"last, where a fall of {limit} would be sure in its noise"
+            )
+            return (
+                near_limit(reason)
+                if largest_loss > (LARGE_LOSS + NEARLY) * height
+                else undecided_check(reason)
             )
         return finding
 
@@ -522,7 +531,11 @@ def start_of_fall(reward: Series, level: float, loss: float, noise: float) -> fl
     for _ in range(FEW_ROWS):
         if row > 0 and reward.values[row - 1] < usual_row:
             row -= 1
-    # The best row is not in the fall.
+    # The best row is not in the fall, nor are those before it if the rows beside it have that level too.
+    best_row = lower.index(min(lower))
+    is_at_level = fmean(lower[max(0, best_row - 1) : best_row + 2]) <= -level
+    if row < best_row <= half_row and is_at_level:
+        row = best_row
     while reward.values[row] == max(reward.values):
         row += 1
     return reward.steps[row]
@@ -579,6 +592,12 @@ PLATEAU = Kind(
     source="logs of Prem01-cyber/AxiomForgeAI and aaravarora01/agent-memory-redteam",
     scenarios=("levels off",),
 )
+
+REMEDY_OF_FALL = (
+    "compare answers from the best part of the run and from its end with their rewards, to see what was lost; a longer "
+    "run alone is no remedy"
+)
+"""The remedy if the reward falls there."""
 
 
 def find_flat_part(case: Case) -> tuple[Series, int] | None:
@@ -644,7 +663,7 @@ def check_plateau(case: Case) -> Finding:
         scale = max(scale, abs(mean - reward.first))
     is_coarse = not is_constant and upper_limit > scale
     # If it may have fallen, that is worth a look at any noise.
-    if is_coarse and fall.ok and not falls:
+    if is_coarse and not fall.is_near and not falls:
         reason = f"it may have risen by up to {largest_rise}, from a mean of {format_number(mean)}"
         return undecided_check(f"too short or too noisy to tell: {reason}")
     run = "log" if begins_in_the_middle(course) else "run"
@@ -672,4 +691,5 @@ def check_plateau(case: Case) -> Finding:
     if rates.values and 0 < rates.values[-1] < SPENT * max(rates.values):
         rate, largest = (format_number(value) for value in (rates.values[-1], max(rates.values)))
         cause = f"{cause}; the learning rate has fallen to {rate} at the end, from {largest}"
-    return finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])
+    finding = finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])
+    return finding._replace(advice=REMEDY_OF_FALL) if falls else finding

@@ -82,6 +82,12 @@ TOO_EASY = "the prompts are too easy"
 DROP_PROMPTS = "drop such prompts, sample harder ones, or more answers to each"
 """The remedy for prompts that are too easy."""
 
+EQUAL_REWARDS = (
+    "read one such group: if better answers get no higher reward, fix the reward; else drop such prompts, sample "
+    "others, or more answers to each"
+)
+"""The remedy for groups of which it is known that their rewards are equal, and not only their advantages 0."""
+
 MOSTLY_RIGHT = 0.75
 """The same from which most answers are right. Of four answers to a prompt, all are then right in a third of the groups,
 if they are independent."""
@@ -149,7 +155,7 @@ def _check_groups(case: Case) -> Finding:
     mean = fmean(late)
     error = standard_error(late)
     measure = "share of groups with equal rewards in the later half"
-    part = "in the later half of the run"
+    part = f"in the later half of the {_run(course)}"
     finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
     last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
     end = fmean(last_rows)
@@ -164,9 +170,9 @@ def _check_groups(case: Case) -> Finding:
                 "configuration beside the log"
             )
         return finding
-    if end > mean:
+    if end > mean and format_share(end) != format_share(mean):
         rows = slice(-len(last_rows), None)
-        part = f"in the last {len(last_rows)} log steps"
+        part = f"in the last {len(last_rows)} log steps, and {format_share(mean)} in the later half"
         measure = "share of groups with equal rewards in the last log steps"
         finding = passed_check(shares, end, measure, rows)._replace(error=standard_error(last_rows))
     groups = "groups"
@@ -190,6 +196,11 @@ def _check_groups(case: Case) -> Finding:
     return _lost_signal(finding, cause, shares, course, quantity)
 
 
+def _run(course: Course) -> str:
+    """Return what the rows are of, in a word."""
+    return "log" if begins_in_the_middle(course) else "run"
+
+
 def _check_part_of_groups(case: Case) -> Finding | None:
     """Check that not most groups are without a right answer; None if their share is not known, or not that large.
 
@@ -211,8 +222,8 @@ def _check_part_of_groups(case: Case) -> Finding | None:
         at_least = "at least " if mean < 1 else ""
         finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
         cause = (
-            f"{at_least}{format_share(mean)} of groups teach nothing in the later half of the run, by {key}: no answer "
-            "of such a group is right"
+            f"{at_least}{format_share(mean)} of groups teach nothing in the later half of the {_run(course)}, by "
+            f"{key}: no answer of such a group is right"
         )
         return _lost_signal(finding, cause, shares, course, "reward")
     return None
@@ -248,15 +259,16 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
     if len(later_rewards) >= FEWEST_REWARDS:
         # A run that still learns wastes a part of its answers. One that does not may do so because of this.
         before, after = end_means(later_rewards, 3)
-        change = f" ({change_text(before, after)}, {THIRDS_OF_STEPS})" if after > before else ""
+        change = f" ({change_text(before, after)}, {THIRDS_OF_STEPS})" if after != before else ""
+        cause = f"{cause}; in the last two thirds of the {_run(course)}, the reward"
         if rises(later_rewards):
             severity = "look"
-            cause = f"{cause}; in the last two thirds of the run, the reward still rises{change}"
+            cause = f"{cause} still rises{change}"
         elif falls(later_rewards) and before > HARD:
-            fall = f"({change_text(before, after)}, {THIRDS_OF_STEPS})"
-            cause = f"{cause}; in the last two thirds of the run, the reward falls {fall}"
+            cause = f"{cause} falls{change}"
         else:
-            cause = f"{cause}; in the last two thirds of the run, the reward does not clearly rise{change}"
+            does_not = "does not rise" if after < before else "does not clearly rise"
+            cause = f"{cause} {does_not}{change}"
             if begins_in_the_middle(course):
                 # It may have risen to its best before.
                 severity = "look"
@@ -269,9 +281,7 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
             cause = f"{cause}; most groups had equal rewards before too, with a mean reward of {mean}"
             start = lost_from
     finding = finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
-    if cause.endswith(TOO_EASY):
-        return finding._replace(advice=DROP_PROMPTS)
-    return finding
+    return finding._replace(advice=DROP_PROMPTS if cause.endswith(TOO_EASY) else EQUAL_REWARDS)
 
 
 def _since_lost(shares: Series, reward: Series) -> float | None:
