@@ -3,6 +3,7 @@
 import json
 import random
 import re
+from statistics import fmean
 
 import pytest
 
@@ -266,10 +267,18 @@ def test_metrics_of_one_log_and_short_ones_are_named():
     assert [one.name for one in comparison.not_told_apart] == ["reward"]
 
 
-def test_logs_of_few_steps_are_refused():
-    with pytest.raises(ValueError, match=r"have no metric with 8 common steps, .*; both have reward"):
-        compare_logs(rows(1, steps=7, reward=learns), rows(2, steps=7, reward=learns))
-    with pytest.raises(ValueError, match="both have none"):
+def test_logs_without_common_steps_are_compared_at_their_ends():
+    first, second = rows(1, steps=40, reward=learns), rows(2, steps=40, reward=learns, entropy=flat)
+    later = [row | {"step": row["step"] + 500} for row in second]
+    comparison = compare_logs(first, later)
+    assert comparison.reason == "A has the steps 1 to 40, B 501 to 540, and no metric has 8 common ones"
+    assert comparison.ends == "each log"
+    (reward,) = comparison.of_ends
+    assert reward.a == pytest.approx(fmean(row["reward"] for row in first[-4:]))
+    assert reward.starts[1] == pytest.approx(fmean(row["reward"] for row in second[:4]))
+    assert comparison.only_b == ["entropy"]
+    assert not comparison.differs
+    with pytest.raises(ValueError, match="no metric is in both"):
         compare_logs(rows(1, reward=learns), rows(2, entropy=flat))
 
 
@@ -583,17 +592,22 @@ def test_a_metric_without_a_common_value_parts_at_the_first_step():
     assert parted.step == 1
 
 
-def test_rows_without_steps_are_not_compared_with_those_that_have_some(tmp_path):
+def test_rows_without_steps_are_compared_at_their_ends_with_those_that_have_some(tmp_path):
     draw = random.Random(5)
     rows = [{"loss": 0.1, "reward": round(draw.random(), 4), "kl": 0.01} for _ in range(40)]
     (tmp_path / "a.log").write_text("".join(f"{row}\n" for row in rows))
     (tmp_path / "b.log").write_text(
         "".join(f"{row | {'step': 5 * number}}\n" for number, row in enumerate(rows, 1))
     )
-    with pytest.raises(ValueError, match="the rows of A have no steps, so that they cannot be compared"):
-        diff(tmp_path / "a.log", tmp_path / "b.log")
-    with pytest.raises(ValueError, match="the rows of B have no steps"):
-        diff(tmp_path / "b.log", tmp_path / "a.log")
+    difference = diff(tmp_path / "a.log", tmp_path / "b.log")
+    assert (
+        difference.headline == "the rows of A have no steps, so that only the ends of 2 metrics are compared"
+    )
+    ends = [sum(row["reward"] for row in part) / 4 for part in (rows[:4], rows[-4:])]
+    text = " → ".join(f"{end:.3g}" for end in ends)
+    title = "means of the first tenth → of the last tenth of each log (A | B)"
+    assert f"\n{title}: kl 0.01 → 0.01 | 0.01 → 0.01, reward {text} | {text}\n" in str(difference)
+    assert diff(tmp_path / "b.log", tmp_path / "a.log").headline.startswith("the rows of B have no steps")
     both = diff(tmp_path / "a.log", tmp_path / "a.log")
     assert "the rows of both logs have no steps: a step is the number of a row" in both.notes
 
@@ -605,8 +619,12 @@ def test_few_steps_without_a_value_in_common_are_told():
     assert [one.name for one in comparison.apart] == ["length"]
     assert comparison.short == ["reward"]
     assert comparison.differs
-    with pytest.raises(ValueError, match="have no metric with 8 common steps"):
-        compare_logs(a[:7], b[:7])
+    few = compare_logs(a[:7], b[:12])
+    assert few.reason == "A has the steps 1 to 7, B 1 to 12, and no metric has 8 common ones"
+    assert few.ends == "the 7 common steps"
+    (length,) = [metric for metric in few.of_ends if metric.name == "length"]
+    assert length.starts == (a[0]["length"], b[0]["length"])
+    assert (length.a, length.b) == (a[6]["length"], b[6]["length"])
 
 
 def test_the_first_of_counted_rows_may_come_after_updates():

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Course, Series
-from rlvet.checks.log.results import FEW_STEPS
 from rlvet.runs.quantities import EVALUATION
 
 TOLD = ("reward", EVALUATION, "length", "entropy", "kl", "grad_norm")
 """The metrics that are told of a log without a verdict."""
+
+FEWEST_ROWS = 3
+"""The number of log steps from which they are."""
 
 
 def describe_values(name: str, metric: Series) -> str:
@@ -35,7 +37,7 @@ def describe_values(name: str, metric: Series) -> str:
 
 def values_without_verdict(course: Course) -> str:
     """Return a sentence on the values of a log without a verdict; empty for one of few log steps."""
-    if len(course.rows) < FEW_STEPS:
+    if len(course.rows) < FEWEST_ROWS:
         return ""
     metrics = {name: course.series(name) for name in TOLD}
     texts = [describe_values(name, metric) for name, metric in metrics.items() if metric.values]

@@ -22,7 +22,14 @@ from rlvet.compare.configurations import (
 )
 from rlvet.compare.heads import differing_pairs
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
-from rlvet.compare.logs import FAR_APART, FEW_AT_AN_END, FEWEST_STEPS, LogComparison, compare_logs
+from rlvet.compare.logs import (
+    FAR_APART,
+    FEW_AT_AN_END,
+    FEWEST_STEPS,
+    LogComparison,
+    compare_ends,
+    compare_logs,
+)
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
 from rlvet.compare.vocabulary import Reading, Training
 from rlvet.dispatch import diagnose, open_run
@@ -285,6 +292,8 @@ def _headline_of_configurations(comparison: ConfigurationComparison) -> str:
 
 def _headline_of_logs(comparison: LogComparison) -> str:
     """Return the result of comparing two logs in a phrase."""
+    if comparison.of_ends:
+        return f"{comparison.reason}, so that only the ends of {_count(len(comparison.of_ends), 'metric')} are compared"
     parted = comparison.parted
     apart = comparison.apart
     metrics = _count(len(parted) + len(apart) + len(comparison.not_told_apart), "shared metric")
@@ -370,6 +379,7 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
     if farthest:
         means = f"(A | B, means over up to {comparison.window} log steps)"
         metrics[f"not parted, but apart beyond the noise in some steps {means}"] = farthest
+    lines += filter(None, [comparison.text_of_ends])
     lines += [f"{title}: {', '.join(names)}" for title, names in metrics.items() if names]
     return [*lines, *([] if keys is None else keys.lines), *comparison.notes]
 
@@ -525,13 +535,14 @@ def diff(
         ]
         try:
             if len(counted) == 1:
-                raise InvalidValue(
-                    f"the rows of {counted[0]} have no steps, so that they cannot be compared with those of the other "
-                    "log; `rlvet report A B` draws the two on one page"
+                reason = f"the rows of {counted[0]} have no steps"
+                logs = compare_ends(first.rows, second.rows, reason, left_out=of_groups)
+            else:
+                logs = compare_logs(
+                    first.rows, second.rows, left_out=of_groups, are_steps_counted=bool(counted)
                 )
-            if counted:
+            if len(counted) == 2:
                 notes.append("the rows of both logs have no steps: a step is the number of a row")
-            logs = compare_logs(first.rows, second.rows, left_out=of_groups, are_steps_counted=bool(counted))
         except InvalidValue as error:
             if first.training is None or second.training is None:
                 raise

@@ -315,6 +315,12 @@ class LogComparison:
     """True if all metrics that both logs have are equal in all common steps."""
     few: Sequence[MetricMeans] = ()
     """The short metrics with `FEWEST_APART` common steps or more, with means of the first and of the last of them."""
+    of_ends: Sequence[MetricMeans] = ()
+    """The metrics of logs whose steps are not compared, with means of the first and the last tenth of their rows."""
+    ends: str = ""
+    """What these rows are of."""
+    reason: str = ""
+    """Why the steps of the logs are not compared; empty if they are."""
     only_a: Sequence[str] = ()
     """The metrics that only the first log has."""
     only_b: Sequence[str] = ()
@@ -340,6 +346,14 @@ class LogComparison:
         return bool(self.parted or self.apart)
 
     @property
+    def text_of_ends(self) -> str:
+        """The means of the ends of each log, if its steps are not compared; else empty."""
+        if not self.of_ends:
+            return ""
+        metrics = ", ".join(map(str, self.of_ends))
+        return f"means of the first tenth → of the last tenth of {self.ends} (A | B): {metrics}"
+
+    @property
     def earliest(self) -> list[MetricDifference]:
         """The metrics that part first, all from one step; empty if none parts."""
         return [one for one in self.parted if one.step == self.parted[0].step]
@@ -354,7 +368,7 @@ class LogComparison:
             "only_a": list(self.only_a),
             "only_b": list(self.only_b),
             "window": self.window,
-            "notes": [*filter(None, [self.components]), *self.notes],
+            "notes": [*filter(None, [self.components, self.text_of_ends]), *self.notes],
             "reward": None if self.reward is None else self.reward.as_json(),
         }
 
@@ -450,10 +464,13 @@ def compare_logs(
             if name == "reward":
                 reward = means
     if not (parted or apart or not_told_apart or few):
-        raise InvalidValue(
-            f"the logs have no metric with {FEWEST_APART} common steps, which are too few to tell anything; both have "
-            f"{', '.join(short) or 'none'}; `rlvet report A B` draws the two on one page"
-        )
+        spans = [f"{format_step(rows[0]['step'])} to {format_step(rows[-1]['step'])}" for rows in (a, b)]
+        reason = f"A has the steps {spans[0]}, B {spans[1]}, and no metric has {FEWEST_APART} common ones"
+        common = {row["step"] for row in a} & {row["step"] for row in b}
+        if len(common) < FEWEST_AT_ENDS:
+            return compare_ends(a, b, reason, left_out=left_out)
+        rows = [[row for row in one if row["step"] in common] for one in (a, b)]
+        return compare_ends(*rows, reason, of=f"the {len(common)} common steps", left_out=left_out)
     # A sort keeps the order of causes and effects among metrics of one step.
     parted.sort(key=attrgetter("step"))
     apart.sort(key=lambda one: one.name not in RESULTS)
@@ -466,7 +483,8 @@ def compare_logs(
         last_values,
         all(are_equal),
         few,
-        *only,
+        only_a=only[0],
+        only_b=only[1],
         window=longest,
         notes=[*_notes_on_ends(a, b), *_notes_on_epochs(*steps_an_epoch)],
         reward=reward,
@@ -474,6 +492,56 @@ def compare_logs(
         from_start=from_start,
         before_updates=before_updates,
         steps_an_epoch=steps_an_epoch,
+    )
+
+
+FEWEST_AT_ENDS = 3
+"""Number of common steps from which the ends of these are compared, and not those of the logs."""
+
+
+def compare_ends(
+    a: Sequence[Row], b: Sequence[Row], reason: str, *, of: str = "each log", left_out: Collection[str] = ()
+) -> LogComparison:
+    """Compare two logs whose steps have too little in common by the first and the last tenth of their rows.
+
+    Args:
+        a: The rows of the first log.
+        b: The rows of the second log.
+        reason: Why their steps are not compared, in a clause.
+        of: What the rows are of.
+        left_out: Quantities that are not compared.
+
+    Raises:
+        ValueError: if no metric is in both.
+
+    >>> rows = [{"step": step, "reward": step / 100} for step in range(100)]
+    >>> later = [{"step": step, "reward": 1.0} for step in range(500, 600)]
+    >>> [str(metric) for metric in compare_ends(rows, later, "no step is common").of_ends]
+    ['reward 0.045 → 0.945 | 1 → 1']
+    """
+    courses = (Course(a), Course(b))
+    components = (components_of(courses[0]), components_of(courses[1]))
+    of_ends: list[MetricMeans] = []
+    only: tuple[list[str], list[str]] = ([], [])
+    for name in [*metric_order(), *_shared_components(*components)]:
+        first, second = (course.series(name) for course in courses)
+        if first.values and second.values and name not in left_out:
+            starts = (first.first, second.first)
+            of_ends.append(MetricMeans(name, first.last, second.last, starts=starts))
+        for names, series, other in zip(only, (first, second), (second, first), strict=True):
+            if series.values and not other.values:
+                names.append(name)
+    if not of_ends:
+        raise InvalidValue(
+            f"{reason}, and no metric is in both; `rlvet report A B` draws the two on one page"
+        )
+    return LogComparison(
+        of_ends=of_ends,
+        ends=of,
+        only_a=only[0],
+        only_b=only[1],
+        reason=reason,
+        components=_other_components(*components),
     )
 
 
