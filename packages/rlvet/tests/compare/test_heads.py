@@ -75,8 +75,8 @@ def test_pairs_that_differ_are_told_beside_settings_that_are_not_known(tmp_path)
     b = output(tmp_path / "b.log", "seed=43 rho=0.10 lr=1e-6\n")
     said = str(diff(a, b))
     assert (
-        "\nprinted before training, not judged, and maybe changed since (A | B): seed 42 | 43, rho 0.70 | 0.10\n"
-        in said
+        "\nprinted before training, not judged, and maybe changed since: (A | B) seed 42 | 43, rho 0.70 | 0.10; "
+        "only A: only_a 3\n" in said
     )
     assert "printed before training" not in str(diff(a, a))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rlvet.compare.configurations import (
     format_value,
     read_training,
 )
-from rlvet.compare.heads import differing_pairs
+from rlvet.compare.heads import differing_pairs, pairs_of_one
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
 from rlvet.compare.logs import (
     FAR_APART,
@@ -581,16 +581,23 @@ def diff(
         notes.append(_missing_settings(sides))
     # A file of several runs has what each of them printed.
     if logs is not None and run_names == (None, None):
-        pairs = differing_pairs(Path(a), Path(b), _known_settings(sides))
-        if pairs:
-            printed = (
-                f"printed before training, not judged, and maybe changed since (A | B): {_joined(pairs)}"
-            )
+        printed = _printed_texts(Path(a), Path(b), _known_settings(sides))
     endings = ["" if side.log is None else side.log.ending.text for side in sides]
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(
         first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, endings
+    )
+
+
+def _printed_texts(a: Path, b: Path, known: Container[tuple[str, str]]) -> str:
+    """Return a sentence on what two outputs printed before training, where that differs; empty if it does not."""
+    texts = [f"(A | B) {pair}" for pair in [_joined(differing_pairs(a, b, known))] if pair]
+    for name, alone in (("A", pairs_of_one(a, b, known)), ("B", pairs_of_one(b, a, known))):
+        if alone:
+            texts.append(f"only {name}: {alone}")
+    return (
+        f"printed before training, not judged, and maybe changed since: {'; '.join(texts)}" if texts else ""
     )
 
 

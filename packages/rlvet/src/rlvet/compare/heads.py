@@ -125,3 +125,24 @@ def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) ->
             told.add(pair)
             texts.append(f"{name} {value_a} | {value_b}")
     return texts
+
+
+MOST_OF_ONE = 6
+"""Number of names that are told which one output alone has."""
+
+
+def pairs_of_one(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> str:
+    """Return what only one of two outputs has before its first row, as ``K 50, tau 0.10``; empty without any.
+
+    Args:
+        a: The output.
+        b: The other one.
+        known: Names with a value that are left out, as those of settings that are compared otherwise.
+    """
+    others = {name.casefold() for name in printed_pairs(b)}
+    texts = []
+    for name, values in printed_pairs(a).items():
+        if name.casefold() not in others and len(values) == 1 and (name, min(values)) not in known:
+            texts.append(f"{name} {min(values)}")
+    more = f" and {len(texts) - MOST_OF_ONE} more" if len(texts) > MOST_OF_ONE else ""
+    return ", ".join(texts[:MOST_OF_ONE]) + more
