@@ -158,6 +158,7 @@ CASES = [
     ),
     ("trl", "group-of-one", ["num_generations=1"], ["num_generations=4"]),
     ("trl", "group-of-two", ["num_generations=2"], ["num_generations=4"]),
+    ("trl", "negative-kl", ["beta=-0.01"], ["beta=0.01"]),
     (
         "trl",
         "mean-depends-on-micro-batch",
@@ -446,6 +447,18 @@ CASES = [
         [f"{ROLLOUT}.top_p=0.9", f"{CORRECTION}.rollout_is=token"],
     ),
     ("verl", "entropy-bonus", [f"{ACTOR}.entropy_coeff=0.1"], [f"{ACTOR}.entropy_coeff=0.001"]),
+    (
+        "verl",
+        "negative-kl",
+        [f"{ACTOR}.kl_loss_coef=-0.1", f"{ACTOR}.use_kl_loss=True"],
+        [f"{ACTOR}.kl_loss_coef=-0.1", f"{ACTOR}.use_kl_loss=False"],
+    ),
+    (
+        "verl",
+        "negative-kl",
+        ["algorithm.kl_ctrl.kl_coef=-0.1", "algorithm.use_kl_in_reward=True"],
+        ["algorithm.kl_ctrl.kl_coef=0.1", "algorithm.use_kl_in_reward=True"],
+    ),
     ("verl", "kl-without-switch", ["algorithm.kl_ctrl.kl_coef=0.001"], ["algorithm.kl_ctrl.kl_coef=0.0"]),
     (
         "verl",

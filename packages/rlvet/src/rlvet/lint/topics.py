@@ -209,6 +209,14 @@ ENTROPY_BONUS = partial(
     title="the bonus for entropy is far above published ones",
     effect="Published runs use 0, or up to 0.01. A larger bonus makes the entropy grow until the answers are noise.",
 )
+NEGATIVE_KL = partial(
+    Rule,
+    id="negative-kl",
+    severity="look",
+    title="the KL term pays for distance from the reference",
+    effect="The coefficient times the KL is added to the loss, or subtracted from the reward: a negative one drives "
+    "the policy away from the reference. A fork that subtracts the term from the loss needs one.",
+)
 MEAN_DEPENDS_ON_MICRO_BATCH = partial(
     Rule,
     id="mean-depends-on-micro-batch",

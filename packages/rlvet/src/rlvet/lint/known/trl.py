@@ -17,6 +17,7 @@ from rlvet.lint.topics import (
     KEEP_SAMPLING_MASK,
     LEARNING_RATE,
     MEAN_DEPENDS_ON_MICRO_BATCH,
+    NEGATIVE_KL,
     SAMPLING_PENALTY,
     TEMPERATURE_NEAR_ZERO,
     TRUNCATED_SAMPLING,
@@ -410,6 +411,13 @@ TRL = Framework(
             "the policy back to the base model.",
             fix="trl>=0.27, which keeps a copy of the adapter; or merge the adapter first; or beta=0.0",
             source="huggingface/trl issue 3194 and pull request 4723",
+        ),
+        NEGATIVE_KL(
+            reads={"beta": "beta"},
+            condition=lambda v: v.beta < 0,
+            details="beta is {beta}.",
+            fix="beta=0.0, or a positive one",
+            source="trl 1.16.0, trl/trainer/grpo_trainer.py:3150",
         ),
         MEAN_DEPENDS_ON_MICRO_BATCH(
             severity="note",

@@ -22,6 +22,7 @@ from rlvet.lint.topics import (
     LARGEST_ENTROPY_COEFFICIENT,
     LEARNING_RATE,
     MEAN_DEPENDS_ON_MICRO_BATCH,
+    NEGATIVE_KL,
     PENALTY_IGNORED,
     TEMPERATURE_NEAR_ZERO,
     TRUNCATED_SAMPLING,
@@ -453,6 +454,20 @@ VERL = Framework(
             details="entropy_coeff is {coefficient}.",
             fix="actor_rollout_ref.actor.entropy_coeff=0",
             source=ENTROPY_SOURCE.format("verl 0.9.1, verl/workers/utils/losses.py:128"),
+        ),
+        NEGATIVE_KL(
+            reads={
+                "loss_coefficient": f"{ACTOR}kl_loss_coef",
+                "in_loss": f"{ACTOR}use_kl_loss",
+                "reward_coefficient": "algorithm.kl_ctrl.kl_coef",
+                "in_reward": "algorithm.use_kl_in_reward",
+            },
+            condition=lambda v: (
+                (v.in_loss and v.loss_coefficient < 0) or (v.in_reward and v.reward_coefficient < 0)
+            ),
+            details="kl_loss_coef is {loss_coefficient}, and kl_ctrl.kl_coef {reward_coefficient}.",
+            fix="actor_rollout_ref.actor.kl_loss_coef=0.001 or algorithm.kl_ctrl.kl_coef=0.001, and no negative one",
+            source="verl 0.9.1, verl/workers/utils/losses.py:140 and verl/trainer/ppo/ray_trainer.py, apply_kl_penalty",
         ),
         Rule(
             id="kl-without-switch",
