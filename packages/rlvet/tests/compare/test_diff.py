@@ -379,6 +379,14 @@ def test_settings_of_an_earlier_version_are_told(tmp_path):
     )
 
 
+def test_a_setting_that_one_run_leaves_at_its_default_is_named(write):
+    term = "python -m verl.trainer.main_ppo actor_rollout_ref.actor.use_kl_loss=True"
+    difference = diff(*write(f"{term} actor_rollout_ref.actor.kl_loss_coef=-0.1\n", f"{term}\n"))
+    lines = [line for line in str(difference).split("\n") if line.startswith("   B  0.001")]
+    (line,) = lines
+    assert line.endswith(", actor_rollout_ref.actor.kl_loss_coef at its default")
+
+
 def write_run(folder, rows, temperature):
     """Write a log and, beside it, the settings of TRL with a temperature."""
     folder.mkdir()

@@ -479,6 +479,12 @@ def _origins(reading: Reading, training: Training, other: Reading) -> str:
     for origin in origins[:2]:
         source = "" if origin.source == training.file else f" ({origin.source})"
         texts.append(f"{origin.name}={str(origin.value)[:LONGEST_VALUE]}{source}")
+    # A setting that only the other one sets has its default here, unless this one has it under another name.
+    names = {origin.name for origin in origins}
+    others_names = [origin.name for origin in other.origins]
+    if names and names.issubset(others_names) and not reading.unknown:
+        unset = [name for name in dict.fromkeys(others_names) if name not in names]
+        texts += [f"{name} at its default" for name in unset[: 2 - len(texts)]]
     return ", ".join(texts)
 
 
