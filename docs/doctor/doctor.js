@@ -239,7 +239,7 @@
   function findingShown(finding) {
     return element("li", { class: finding.severity },
       element("p", { class: "cause" }, badge(finding.severity), " ", element("code", {}, finding.code), " ", finding.cause),
-      element("dl", {}, ...row("what to do", finding.advice), ...row("since", finding.since), ...row("for", finding.cost),
+      element("dl", {}, ...row("what to do", finding.advice), ...row("since", finding.since), ...row("since then", finding.cost),
         ...row("evidence", finding.evidence)));
   }
 

@@ -628,7 +628,7 @@ def test_entropy_that_falls_in_learning_is_not_told_beside_a_finding_or_without_
     headline, told, _ = notes(course(8, **fall))
     assert headline.split(":")[0] == "no verdict"
     needed, values = told
-    assert needed == "a verdict needs a log of about 10 steps"
+    assert needed.startswith("a verdict needs a log of about 10 steps; 30 log steps")
     assert values.startswith(
         "not judged, first → last log step (largest and smallest, if between): reward 0.125 → 1"
     )

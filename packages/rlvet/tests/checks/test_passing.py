@@ -237,11 +237,29 @@ def lost_and_recovered(rows=200, first=80, last=110, low=0.3, noise=0.1, seed=3)
     ]
 
 
+def test_a_reward_that_rose_and_came_back_is_told_in_the_plateau_around_it():
+    draw = random.Random(0)
+    levels = [0.45, 0.5, 0.35, 0.42, 0.62, 0.6, 0.36, 0.5, 0.37, 0.5]
+    rows = [
+        {"step": step, "reward": levels[(step - 1) // 20] + draw.gauss(0, 0.12)} for step in range(1, 201)
+    ]
+    (plateau,) = [finding for finding in log_findings(Log.of(rows).rows) if finding.cause]
+    assert plateau.code == "plateau"
+    words = plateau.cause.partition("but not level: it was ")[2].split()
+    first, last = float(words[3]), float(words[5].rstrip(","))
+    assert 81 <= first < last <= 120
+    inside = [row["reward"] for row in rows if first <= row["step"] <= last]
+    assert float(words[0]) == pytest.approx(sum(inside) / len(inside), rel=0.01)
+    assert "(means of 20 log steps each: the best, and the lowest before and after it)" in plateau.cause
+    level = [row | {"reward": 0.4 + draw.gauss(0, 0.12)} for row in rows]
+    assert "not level" not in "".join(one.cause for one in log_findings(Log.of(level).rows))
+
+
 def test_a_reward_that_came_back_is_told_in_the_plateau_around_it():
     rows = lost_and_recovered()
     (plateau,) = [finding for finding in log_findings(Log.of(rows).rows) if finding.cause]
     assert plateau.code == "plateau"
-    words = plateau.cause.partition("it is not level, as it was ")[2].split()
+    words = plateau.cause.partition("but not level: it was ")[2].split()
     first, last = float(words[3]), float(words[5].rstrip(","))
     assert 80 <= first < last <= 110
     inside = [row["reward"] for row in rows if first <= row["step"] <= last]

@@ -455,7 +455,7 @@ def test_metrics_whose_means_surely_differ_stand_apart_from_the_others(tmp_path)
     assert sure == "entropy"
     levels = [sum(row["entropy"] for row in log) / len(log) for log in logs]
     assert f"entropy {levels[0]:.3g} | {levels[1]:.3g} (" in str(difference)
-    assert "A and B have no settings in or beside the log that are read" in str(difference)
+    assert "A and B have no configuration in or beside the log that is read" in str(difference)
 
 
 def test_prompts_of_other_lengths_are_told_above_the_runs(tmp_path):

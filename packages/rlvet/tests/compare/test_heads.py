@@ -21,7 +21,14 @@ def output(path, head, rows=ROWS):
     [
         ("=== rho5.00_seed42  GPU=0  MASTER_PORT=29546  START=Sat Apr  4 08:45:11 PM UTC 2026 ===\n", {}),
         ("INFO train: rho=5.00, seed=42\n", {"rho": "5.00", "seed": "42"}),
-        ("Num examples = 7,473\nadq: False | beta: 1e-3\n", {"adq": "False", "beta": "1e-3"}),
+        (
+            "  Num examples = 7,473\n  Total train batch size (w. parallel, distributed & accumulation) = 4\n",
+            {
+                "Num examples": "7,473",
+                "Total train batch size (w. parallel, distributed & accumulation)": "4",
+            },
+        ),
+        ("adq: False | beta: 1e-3\n", {"adq": "False", "beta": "1e-3"}),
         ("lam=0.1\nlam=0.2\nmu=3\n", {"mu": "3"}),
         ("max_steps=200 step: 3 total=7\n", {"max_steps": "200"}),
         (
@@ -49,7 +56,7 @@ def output(path, head, rows=ROWS):
             "- Learning rate (peak): 1e-05\nLog file: 3\nAll parameters: 1562179072\n",
             {"Learning rate (peak)": "1e-05", "All parameters": "1562179072"},
         ),
-        ("Loading data: please wait\nWe found in this folder these numbers: 3\n", {"numbers": "3"}),
+        ("Loading data: please wait\nWe found in this folder these numbers: 3\n", {}),
         ("x = list(map(f, key=len(y))); a==b url=https://a/b\n", {}),
         ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),
         ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
@@ -76,9 +83,14 @@ def test_pairs_that_differ_are_told_beside_settings_that_are_not_known(tmp_path)
     said = str(diff(a, b))
     assert (
         "\nprinted before training, not judged, and maybe changed since: (A | B) seed 42 | 43, rho 0.70 | 0.10; "
-        "only A: only_a 3\n" in said
+        "only A prints only_a 3\n" in said
     )
-    assert "printed before training" not in str(diff(a, a))
+    said = str(diff(a, a))
+    assert "maybe changed since" not in said
+    assert (
+        "; of what is printed before training, these are equal: seed 42, rho 0.70, lr 1e-6, only_a 3; nothing"
+        in said
+    )
 
 
 def test_the_error_of_an_output_is_told_below_its_path(tmp_path):

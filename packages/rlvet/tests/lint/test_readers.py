@@ -685,3 +685,11 @@ def test_arguments_that_a_run_wrote_are_those_of_a_run_that_started():
     assert "batch-set-twice" in found[False]
     assert "batch-set-twice" not in found[True]
     assert "learning-rate" in found[True]
+
+
+def test_the_output_of_a_run_is_refused_with_the_command_that_reads_it(tmp_path):
+    file = tmp_path / "run.log"
+    row = "{'loss': 0.1, 'reward': 0.5, 'kl': 0.01}"
+    file.write_text(f"Error executing job with overrides: ['data.train_batch_size=64']\n{row}\n" * 3)
+    with pytest.raises(ValueError, match=r"is the output of a run: `rlvet diagnose .*run\.log` reads it"):
+        read_configurations(file)

@@ -1,5 +1,7 @@
 """An error with which a run ended is told beside its rows, or in the reason why it has none."""
 
+import json
+
 import pytest
 
 from rlvet import diagnose
@@ -139,3 +141,40 @@ def test_a_sound_run_that_an_error_ended_is_ok_up_to_there(tmp_path):
 @pytest.mark.parametrize("text", ["", "3/4 [0:01<0:02]", "100%|#| 7/7 [0:01<0:00]" * 5])
 def test_other_bars_tell_nothing(text):
     assert ending_of(text, bool).text == ""
+
+
+def test_what_follows_a_lost_part_of_a_file_is_another_run(tmp_path):
+    """Another run may have written it, whose steps a joined course would hide."""
+    file = tmp_path / "train.log"
+    late = "".join(
+        f"\r {step}/1000 [5:53:20<9:07:20, 55.19s/it]\n{rows(step, step + 1)}" for step in range(605, 640)
+    )
+    file.write_text(rows(0, 12) + 5_000 * "\0" + "\n" + late)
+    with pytest.raises(InvalidValue, match=r"holds 2 runs, .*'1' \(12 rows\), '2' \(steps 605 to 639\)"):
+        read_log(file)
+    assert [row["step"] for row in read_log(file, run_name="2").rows] == [*range(605, 640)]
+    said = str(diagnose(file, run_name="1"))
+    assert "\nno row has its step: a step is the number of a row here" in said
+    assert "no row has its step" not in str(diagnose(file, run_name="2"))
+    # A short part before it is no run.
+    file.write_text(rows(0, 5) + 5_000 * "\0" + "\n" + late)
+    assert len(read_log(file).rows) == 35
+
+
+def test_the_steps_that_a_run_out_of_memory_lacks_are_told_with_what_needs_less(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "train.log").write_text(
+        "".join(
+            row.replace("}", f", 'step': {step}}}")
+            for step, row in enumerate(rows(0, 20).splitlines(True), 1)
+        )
+        + OUT_OF_MEMORY
+    )
+    settings = {"importance_sampling_level": "token", "scale_rewards": "group", "max_steps": 50}
+    (run / "config.yaml").write_text(json.dumps(settings))
+    said = str(diagnose(run))
+    assert "; mend it first, if it ended the run; smaller micro-batches, shorter answers and gradient" in said
+    assert "; the last log step is 20, of 50 by max_steps\n" in said
+    (run / "config.yaml").write_text(json.dumps(settings | {"max_steps": 20}))
+    assert "the last log step" not in str(diagnose(run))

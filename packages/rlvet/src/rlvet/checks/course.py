@@ -166,11 +166,16 @@ def begins_in_the_middle(course: Course) -> bool:
     >>> begins_in_the_middle(Course([{"step": float(row), "epoch": 0.8 + row / 100} for row in range(1, 9)]))
     True
     """
-    epochs = course.series("epoch").values
-    return any(
-        len(values) > 1 and values[0] > BEGUN_BEFORE * (values[-1] - values[0]) / (len(values) - 1) > 0
-        for values in (course.rows.column("step"), epochs)
-    )
+    return starts_late(course.rows.column("step")) or starts_late(course.series("epoch").values)
+
+
+def starts_late(values: Sequence[float]) -> bool:
+    """Return whether a counter has its first value many of its usual distances above 0.
+
+    >>> starts_late([5.0, 10.0, 15.0]), starts_late([605.0, 610.0, 615.0])
+    (False, True)
+    """
+    return len(values) > 1 and values[0] > BEGUN_BEFORE * (values[-1] - values[0]) / (len(values) - 1) > 0
 
 
 def deviation(values: Sequence[float]) -> float:
@@ -350,18 +355,33 @@ class Jump(NamedTuple):
 
 
 class Dip(NamedTuple):
-    """A part of a curve, as long as a tenth of it, that is below a part before it and another one after it."""
+    """A part of a curve, as long as a tenth of it, that is below a part before it and another one after it.
+
+    That of `find_hump` is above both.
+    """
 
     rows: slice
     """The rows of the lowest such part."""
     before: float
     """The largest mean of as many rows before it."""
-    lowest: float
+    within: float
     """Its mean."""
     after: float
     """The largest mean of as many rows after it."""
     errors: float
     """The smaller of both differences, in standard errors of a mean of its rows."""
+
+
+def find_hump(values: Sequence[float]) -> Dip | None:
+    """Find the part that is farthest above both a part before it and one after it; None if the curve is too short.
+
+    >>> find_hump([0.1, 0.2] * 15 + [0.9] * 10 + [0.6, 0.5] * 30).rows
+    slice(30, 40, None)
+    """
+    dip = find_dip([-value for value in values])
+    if dip is None:
+        return None
+    return Dip(dip.rows, -dip.before, -dip.within, -dip.after, dip.errors)
 
 
 def find_dip(values: Sequence[float]) -> Dip | None:

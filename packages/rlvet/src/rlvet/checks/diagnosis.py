@@ -14,7 +14,7 @@ from rlvet._numbers import format_number, format_step
 from rlvet._severities import MEANINGS, SEVERITIES, is_at_least
 from rlvet._shown import as_html
 from rlvet._terminal import printable
-from rlvet.checks.course import Course, Series, begins_in_the_middle
+from rlvet.checks.course import Course, Series, begins_in_the_middle, starts_late
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
@@ -36,6 +36,13 @@ LONGEST_HEADLINE = 120
 
 FEWEST_REWARDS = 10
 """Number of log steps with a reward below which a log without findings gets no verdict."""
+
+
+OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory", re.I)
+"""A part of an error of a GPU whose memory is full."""
+
+LESS_MEMORY = "smaller micro-batches, shorter answers and gradient checkpointing need less memory"
+"""What a user can do then."""
 
 
 @dataclass(frozen=True)
@@ -170,7 +177,7 @@ class Diagnosis:
             steps = (
                 "1 log step with a reward is" if rewards == 1 else f"{rewards} log steps with a reward are"
             )
-            return f"{steps} too few, {FEWEST_REWARDS} are needed"
+            return f"{steps} too few, at least {FEWEST_REWARDS} are needed"
         undecided = sum(finding.ok is None and not finding.cause for finding in self.tested)
         if rewards < PLATEAU_STEPS and undecided > len(self.tested) / 2:
             return (
@@ -211,8 +218,11 @@ class Diagnosis:
         if len(steps) < log_steps:
             share = f"{len(steps)} of {log_steps} log steps have a reward"
             reason = f": {share}, one in {format_step(distance)} steps" if distance > 1 else f": {share}"
-        needs = "needs" if needed == FEWEST_REWARDS else "is certain with"
-        return f"a verdict {needs} {need}{reason}"
+        if needed == FEWEST_REWARDS:
+            return (
+                f"a verdict needs {need}{reason}; {PLATEAU_STEPS} log steps with a reward are always enough"
+            )
+        return f"a verdict is certain with {need}{reason}"
 
     @property
     def remarks(self) -> list[str]:
@@ -244,20 +254,40 @@ class Diagnosis:
 
     @property
     def ending(self) -> str:
-        """A sentence on an error with which the output ends, or a bar that does not reach its end; else empty."""
+        """A sentence on an error at the end of the output, and on steps that are missing there; else empty."""
         if self.log is None:
             return ""
         ending = self.log.ending
-        is_cause = ending.error and ending.is_early and not ending.error.startswith("KeyboardInterrupt")
-        return f"{ending.text}; mend it first, if it ended the run" if is_cause else ending.text
+        texts = [ending.text]
+        if ending.error and ending.is_early and not ending.error.startswith("KeyboardInterrupt"):
+            texts.append("mend it first, if it ended the run")
+            if OUT_OF_MEMORY.search(ending.error):
+                texts.append(LESS_MEMORY)
+        texts.append(self._missing_steps)
+        return "; ".join(filter(None, texts))
+
+    @property
+    def _missing_steps(self) -> str:
+        """A clause on the steps that the settings plan after the last row; empty if none are missing."""
+        planned = self.setup.number("training steps")
+        if self.log is None or not self.rows or planned is None or self.log.are_steps_counted:
+            return ""
+        steps = Course(self.rows).rows.column("step")
+        distance = median([after - before for before, after in pairwise(steps)] or [1])
+        if steps[-1] + distance > planned:
+            return ""
+        name = self.setup.values["training steps"].name
+        return f"the last log step is {format_step(steps[-1])}, of {format_step(planned)} by {name}"
 
     @property
     def beginning(self) -> str:
         """A sentence on a log that lacks the start of its run; empty for others."""
         if not self._lacks_start:
             return ""
-        epochs = Course(self.rows).series("epoch").values
-        first = f"epoch {format_number(epochs[0])}" if epochs else f"step {format_step(self.rows[0]['step'])}"
+        course = Course(self.rows)
+        first = f"step {format_step(self.rows[0]['step'])}"
+        if not starts_late(course.rows.column("step")):
+            first = f"epoch {format_number(course.series('epoch').values[0])}"
         return (
             f"the log begins at {first}: the start of the run is missing, and what is said to begin with its first row "
             "may have begun before"
@@ -465,7 +495,11 @@ class Diagnosis:
             lines.append(_as_code(self.basis))
 
         if self.findings:
-            lines += ["", "| severity | finding | since step | what to do | for |", "|---|---|---|---|---|"]
+            lines += [
+                "",
+                "| severity | finding | since step | what to do | since then |",
+                "|---|---|---|---|---|",
+            ]
         for finding in self.findings:
             cause = "; ".join((f"{finding.code}: {finding.cause}", *finding.settings))
             since = "" if finding.onset is None else format_step(finding.onset)

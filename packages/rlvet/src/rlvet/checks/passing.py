@@ -312,7 +312,8 @@ def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
         positive = [value for value in metric.values if value > 0]
         if len(positive) < FEWEST_ROWS or any(name in finding.quantities for finding in findings):
             continue
-        usual = median(positive)
+        # Norms of 0 are of steps without a gradient.
+        usual = median(metric.values) or median(positive)
         most = sorted(positive)[len(positive) * 9 // 10]
         spikes = sorted(_single_steps_above(metric, max(SPIKE * usual, ABOVE_MOST * most)), reverse=True)
         if not spikes:

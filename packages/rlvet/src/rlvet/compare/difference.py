@@ -10,8 +10,10 @@ from typing import Any
 
 from rlvet._numbers import format_number
 from rlvet._terminal import printable
+from rlvet.checks.course import Course
 from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log.signal import is_of_batches
+from rlvet.checks.passing import in_single_steps
 from rlvet.compare.configurations import (
     COMPARED,
     ConfigurationComparison,
@@ -20,7 +22,7 @@ from rlvet.compare.configurations import (
     format_value,
     read_training,
 )
-from rlvet.compare.heads import differing_pairs, pairs_of_one
+from rlvet.compare.heads import differing_pairs, equal_names, pairs_of_one
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
 from rlvet.compare.logs import (
     FAR_APART,
@@ -76,6 +78,8 @@ class Side:
     """The method of the run; empty if it is not known."""
     diagnosis: str = ""
     """What `rlvet diagnose` says of its log in one line; empty for a configuration."""
+    single_steps: str = ""
+    """The sentence on its single log steps that are far above usual; empty without one."""
     log: Log | None = None
     """Its log with the keys that were read; None for a configuration."""
     framework: str = ""
@@ -110,8 +114,8 @@ class Difference:
     printed: str = ""
     """A sentence on what both outputs printed before training with different values, but for settings that are known;
     empty without one."""
-    endings: Sequence[str] = ()
-    """What is wrong at the end of each output, see `rlvet.runs.endings.Ending`; empty texts of others."""
+    remarks: Sequence[Sequence[str]] = ()
+    """Sentences on the end of each output, if something is wrong there, and on single log steps far above usual."""
 
     @property
     def planned(self) -> str:
@@ -199,8 +203,8 @@ class Difference:
             lines.append(f"{name}: {title}")
             if self.diagnoses:
                 lines.append(f"   rlvet diagnose: {self.diagnoses[index]}")
-            if self.endings and self.endings[index]:
-                lines.append(f"   {self.endings[index]}")
+            if self.remarks:
+                lines += [f"   {remark}" for remark in self.remarks[index]]
         lines += filter(None, [self.printed])
         if self.logs is not None:
             lines += _lines_of_logs(self.logs, self.keys)
@@ -584,15 +588,19 @@ def diff(
     if bool(first.rows) != bool(second.rows):
         notes.append("only the configurations were compared, as only one of the two has a log")
     if logs is not None and configurations is None and not any(side.note for side in sides):
-        notes.append(_missing_settings(sides))
+        alike = equal_names(Path(a), Path(b)) if run_names == (None, None) else []
+        notes.append(_missing_settings(sides, alike))
     # A file of several runs has what each of them printed.
     if logs is not None and run_names == (None, None):
         printed = _printed_texts(Path(a), Path(b), _known_settings(sides))
-    endings = ["" if side.log is None else side.log.ending.text for side in sides]
+    remarks = [
+        tuple(filter(None, ["" if side.log is None else side.log.ending.text, side.single_steps]))
+        for side in sides
+    ]
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(
-        first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, endings
+        first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, remarks
     )
 
 
@@ -601,7 +609,7 @@ def _printed_texts(a: Path, b: Path, known: Container[tuple[str, str]]) -> str:
     texts = [f"(A | B) {pair}" for pair in [_joined(differing_pairs(a, b, known))] if pair]
     for name, alone in (("A", pairs_of_one(a, b, known)), ("B", pairs_of_one(b, a, known))):
         if alone:
-            texts.append(f"only {name}: {alone}")
+            texts.append(f"only {name} prints {alone}")
     return (
         f"printed before training, not judged, and maybe changed since: {'; '.join(texts)}" if texts else ""
     )
@@ -616,14 +624,20 @@ def _known_settings(sides: tuple[Side, Side]) -> set[tuple[str, str]]:
     return known
 
 
-def _missing_settings(sides: tuple[Side, Side]) -> str:
-    """Return a sentence on runs of which one or both have no settings that are known."""
+def _missing_settings(sides: tuple[Side, Side], alike: Sequence[str]) -> str:
+    """Return a sentence on runs of which one or both have no settings that are known.
+
+    Args:
+        sides: The two runs.
+        alike: The names that both outputs print before training with equal values.
+    """
     names = [name for name, side in zip("AB", sides, strict=True) if side.training is None]
     verb = "has" if len(names) == 1 else "have"
-    return (
-        f"{' and '.join(names)} {verb} no settings in or beside the log that are read, so model, data and settings "
-        "were not compared"
-    )
+    text = f"{' and '.join(names)} {verb} no configuration in or beside the log that is read"
+    if alike:
+        printed = f"of what is printed before training, these are equal: {_joined(alike)}"
+        return f"{text}; {printed}; nothing else was compared"
+    return f"{text}, so model, data and settings were not compared"
 
 
 def _methods_of(first: Side, second: Side) -> str:
@@ -675,13 +689,15 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
     if run.configuration is None or run.configuration.framework == run.setup.framework:
         # A configuration of a framework that did not write the log belongs to another run.
         training, note = _training_of_run(run)
+    diagnosis = diagnose(run)
     return Side(
         run.title,
         training,
         rows,
         note,
         run.setup.method or "",
-        _headline_with_others(diagnose(run)),
+        _headline_with_others(diagnosis),
+        in_single_steps(Course(rows), diagnosis.findings),
         run.log,
         run.setup.framework or "",
         is_of_batches(run.setup),

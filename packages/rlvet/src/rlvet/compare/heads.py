@@ -45,11 +45,14 @@ PAIRS = (
 ``'lam': 0.05``; and a model or a data set by its address, ``Model: Qwen/Qwen2.5-7B``. What else follows a colon may be
 prose."""
 
-LABEL = r"[\s*•-]*([A-Za-z][\w.()-]*(?: [\w.()-]+){0,4}): ?"
+LABEL = r"[\s*•-]*([A-Za-z][\w.()-]*(?: [\w.,&()-]+){0,9})(?:: ?| = )"
 """The name of a setting in words, at the start of a line."""
 
+COUNT = r"([+-]?\d[\w.,+-]{0,19}|True|False|None)(?![\w:/-])"
+"""A number that may have commas between its digits, or a truth value."""
+
 LABELLED = (
-    re.compile(LABEL + NUMBER + r"[\s.,;]*$"),
+    re.compile(LABEL + COUNT + r"[\s.,;]*$"),
     re.compile(LABEL + r"[\"']?" + WORD + r"[\"']?[\s.,;]*$"),
 )
 """A line that has only a name of some words, and a value: ``Dataset size: 4695``."""
@@ -125,6 +128,16 @@ def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) ->
             told.add(pair)
             texts.append(f"{name} {value_a} | {value_b}")
     return texts
+
+
+def equal_names(a: Path, b: Path) -> list[str]:
+    """Return the names that two outputs have before their first row with equal values, each with its value."""
+    others = printed_pairs(b)
+    return [
+        f"{name} {min(values)}"
+        for name, values in printed_pairs(a).items()
+        if len(values) == 1 and others.get(name) == values
+    ]
 
 
 MOST_OF_ONE = 6

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.config_lines import line_of, toml_lines, yaml_scalars
 from rlvet.runs.configs import with_unknown_adapter
 from rlvet.runs.configuration import Configuration, Setting, Unresolved
+from rlvet.runs.console_settings import ENDINGS as OUTPUTS
+from rlvet.runs.consoles import printed_trainings
+from rlvet.runs.consoles.trl import has_training_metric
 from rlvet.runs.files import check_regular, is_leaf
 from rlvet.runs.limits import LARGEST_LINTED, LARGEST_NOTEBOOK, MOST_SETTINGS
 from rlvet.runs.scalars import read_scalar
@@ -127,6 +131,11 @@ def _read_text(text: str, name: str, path: str) -> list[Configuration]:
     elif suffix in TOML:
         configurations = _read_toml(text, path)
     else:
+        if suffix in OUTPUTS and any(
+            map(has_training_metric, chain.from_iterable(printed_trainings(text)[0]))
+        ):
+            reading = f"`rlvet diagnose {path}` reads it, and checks the settings that it prints"
+            raise OtherFormat(f"{path} is the output of a run: {reading}")
         configurations = _read_shell(text, path)
         if not configurations and suffix not in SHELL and may_configure(text):
             configurations = _read_any(text, path)

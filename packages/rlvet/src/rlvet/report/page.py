@@ -35,7 +35,6 @@ from rlvet.runs.effect import RUN, Effect, matter_line, rules_of_log
 from rlvet.runs.metric_names import BINS
 from rlvet.runs.quantities import Row
 from rlvet.runs.summary import summarize
-from rlvet.runs.unread import STEPS_COUNTED
 
 
 def write_report(
@@ -308,7 +307,7 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         state = "look" if diagnosis.is_at_least("look") else "ok"
     coverage = diagnosis.coverage
     passed = diagnosis.passed
-    notes = [*([] if log is None else log.notes), *diagnosis.notes]
+    notes = list(diagnosis.notes)
     if log_diagnosis is not None and log_diagnosis.replaced_keys:
         notes.append(f"read from another key: {log_diagnosis.replaced_text}")
     return {
@@ -327,13 +326,13 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         "expected_fall": ""
         if diagnosis.is_at_least("look") or log_diagnosis is None
         else log_diagnosis.expected_fall,
-        # The step on the axis of each chart.
         "remarks": [
-            *[note for note in notes if note == STEPS_COUNTED],
+            *([] if log is None else log.notes),
             *([] if log_diagnosis is None else log_diagnosis.remarks),
         ],
+        "are_steps_counted": log is not None and log.are_steps_counted,
         "how_sure": diagnosis.how_sure,
-        "notes": [note for note in notes if note != STEPS_COUNTED],
+        "notes": notes,
         "unread": [] if log_diagnosis is None else log_diagnosis.unread,
     }
 

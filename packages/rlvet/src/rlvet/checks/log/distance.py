@@ -148,7 +148,7 @@ STEP_TOO_LARGE = Kind(
     meaning="one batch, or a few steps, move the policy too far",
     condition=(
         f"at the last update on a batch, the log-probabilities of its tokens have moved by {TOO_FAR:g} nats "
-        f"on average; or the KL divergence to the reference reaches {EARLY_KL:g} within ten log steps, "
+        f"on average; or the KL divergence to the reference reaches {EARLY_KL:g} within the first ten log steps, "
         "which is `fix` if the reward rises after that"
     ),
     remedy=(f"{TEN_TIMES_SMALLER}{{learning rate}}[fewer updates|, or fewer updates per batch{{updates}}]"),

@@ -21,6 +21,7 @@ from rlvet.checks.course import (
     end_means,
     find_change_point,
     find_dip,
+    find_hump,
     fit_slope,
     largest_mean,
     lasting_row,
@@ -558,18 +559,47 @@ def dip_of(reward: Series) -> Dip | None:
     dip = find_dip(reward.values)
     if dip is None or dip.errors < DIP_ERRORS:
         return None
-    loss = min(dip.before, dip.after) - dip.lowest
-    return dip if loss > LARGE_LOSS * (dip.before - min(0.0, dip.lowest)) else None
+    loss = min(dip.before, dip.after) - dip.within
+    return dip if loss > LARGE_LOSS * (dip.before - min(0.0, dip.within)) else None
 
 
 def describe_dip(reward: Series, dip: Dip) -> str:
     """Return the means of a loss that came back, with its steps."""
+    return _describe_part(reward, dip, "lowest", "best")
+
+
+def _describe_part(reward: Series, dip: Dip, within: str, beside: str) -> str:
+    """Return the means of a part of a run and of those beside it, with its steps.
+
+    Args:
+        reward: The reward.
+        dip: The part.
+        within: What its mean is.
+        beside: What the means before and after it are.
+    """
     steps = reward.steps[dip.rows]
-    lowest, before, after = (format_number(mean) for mean in (dip.lowest, dip.before, dip.after))
+    mean, before, after = (format_number(mean) for mean in (dip.within, dip.before, dip.after))
     return (
-        f"it was {lowest} from step {format_step(steps[0])} to {format_step(steps[-1])}, after {before} and before "
-        f"{after} (means of {len(steps)} log steps each: the lowest, and the best before and after it)"
+        f"it was {mean} from step {format_step(steps[0])} to {format_step(steps[-1])}, after {before} and before "
+        f"{after} (means of {len(steps)} log steps each: the {within}, and the {beside} before and after it)"
     )
+
+
+def hump_of(reward: Series) -> Dip | None:
+    """Return where a run surely had much more reward than before and after; None if it did not.
+
+    >>> hump_of(Series(range(100), [0.3, 0.2] * 15 + [0.9] * 10 + [0.3, 0.2] * 30)).rows
+    slice(30, 40, None)
+    >>> hump_of(Series(range(100), [0.9, 0.8] * 50)) is None
+    True
+    """
+    if len(reward.values) < PLATEAU_STEPS:
+        return None
+    hump = find_hump(reward.values)
+    if hump is None or hump.errors < DIP_ERRORS:
+        return None
+    gain = hump.within - max(hump.before, hump.after)
+    return hump if gain > LARGE_LOSS * (hump.within - min(0.0, hump.before, hump.after)) else None
 
 
 SPENT = 0.1
@@ -613,6 +643,21 @@ def find_flat_part(case: Case) -> tuple[Series, int] | None:
     if len(late_rewards) < FLAT_SHARE * n or rises(late_rewards):
         return None
     return reward, turn
+
+
+def _other_level(reward: Series, turn: int) -> str:
+    """Return a clause on a part of a plateau that is surely far below or above those before and after it; else empty.
+
+    Args:
+        reward: The reward.
+        turn: The row at which the plateau begins.
+    """
+    dip = dip_of(reward)
+    if dip is not None and dip.rows.start >= turn:
+        return describe_dip(reward, dip)
+    late = Series(reward.steps[turn:], reward.values[turn:])
+    hump = hump_of(late)
+    return "" if hump is None else _describe_part(late, hump, "best", "lowest")
 
 
 @LOGS.check(
@@ -669,12 +714,16 @@ def check_plateau(case: Case) -> Finding:
     run = "log" if begins_in_the_middle(course) else "run"
     part_of_run = f"the whole {run}" if not turn else f"{format_share(share)} of the {run}"
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
+    other_level = _other_level(reward, turn)
+    if other_level:
+        cause = f"{cause}, but not level: {other_level}"
+    where = "; " if other_level else ", where "
     change = f"({change_text(before, after)}, {THIRDS_OF_STEPS})"
     is_lower = after < before and format_number(after) != format_number(before)
     if falls:
-        cause = f"{cause}, where it falls {change}"
+        cause = f"{cause}{where}it falls {change}"
     elif is_lower and not is_constant:
-        cause = f"{cause}, where a line through it does not surely fall {change}"
+        cause = f"{cause}{where}a line through it does not surely fall {change}"
     if is_coarse and not falls_surely:
         cause = f"{cause}; too short or too noisy to tell whether it rises, by up to {largest_rise}"
     elif (falls or is_lower) and not falls_surely:
@@ -682,9 +731,6 @@ def check_plateau(case: Case) -> Finding:
         cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
         cause = f"{cause}; it rises by at most {largest_rise} (two standard errors)"
-    dip = dip_of(reward)
-    if dip is not None and dip.rows.start >= turn:
-        cause = f"{cause}; it is not level, as {describe_dip(reward, dip)}"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
     rates = course.series("learning_rate")

@@ -85,6 +85,13 @@ function onsetLines(plot, marks) {
   });
 }
 
+/** What the axis of steps has, of which some runs have none. */
+function stepLabel() {
+  const counted = labels.filter((_, number) => data.runs[number].are_steps_counted);
+  if (!counted.length) return "step";
+  return counted.length === data.runs.length ? "row" : `step; of ${counted.join(", ")} the row`;
+}
+
 /** A chart of one quantity.
 
     host: the element of the chart.
@@ -157,7 +164,7 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
     padding: [marks.length ? LABEL_HEIGHT * marks.length : null, null, null, null],
     series, scales: { x: { time: false }, y }, legend: { show: false },
     axes: [
-      axis(host, "step", { incrs: WHOLE, labelSize: 14, size: 26, labelGap: 0 }),
+      axis(host, stepLabel(), { incrs: WHOLE, labelSize: 14, size: 26, labelGap: 0 }),
       axis(host, null, { size: 54, ...(log ? { filter: wholePowers, ...splitsOfPowers(tables) } : {}), values: log ? powers : (_, ticks, __, ___, step) => tickTexts(ticks, step) }),
     ],
     cursor: { sync: { key: "step" }, y: false, dataIdx: (self, at, row) => (at && self.data[at][row] == null ? nearest(self, at, row) : row) },
@@ -249,9 +256,9 @@ function curves() {
     other.replaceChildren(figure);
     draw();
   } }, element("option", { value: "" }, `${data.others.length} more …`), ...data.others.map((name) => element("option", { value: name }, name)));
-  if (open.length) main.append(element("section", { class: "panels large" }, ...open.map(({ figure }) => figure)));
+  if (open.length) main.append(explanation(), element("section", { class: "panels large" }, ...open.map(({ figure }) => figure)));
   foldedSection(others.length ? `All curves: ${others.length} more` : "All curves",
-    open.length + others.length ? explanation() : "",
+    others.length && !open.length ? explanation() : "",
     others.length ? element("div", { class: "panels" }, ...others.map(({ figure }) => figure)) : "",
     constants(),
     data.same_as_reward.length ? element("p", { class: "soft", id: "same" }, `All of the reward, and so not drawn again: ${data.same_as_reward.join("; ")}.`) : "",

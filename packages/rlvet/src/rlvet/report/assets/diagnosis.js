@@ -34,7 +34,7 @@ function findingItem(run, number, finding, rank) {
       element("div", { class: "kind" }, element("span", { class: "badge" }, finding.severity), element("strong", {}, codes), since),
       cause || "",
       line("Do:", finding.advice),
-      finding.cost ? line("For:", finding.cost) : "",
+      finding.cost ? line("Since then:", finding.cost) : "",
       finding.evidence ? line("Measured:", figureOf(finding), "soft") : "",
       finding.settings.length ? line("Configuration:", finding.settings.join("; "), "soft") : "",
       links.length ? element("div", { class: "soft" }, element("b", {}, "See also: "), ...links) : ""),

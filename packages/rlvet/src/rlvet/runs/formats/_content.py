@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,10 @@ EVENT = b"brain.Event:"
 """What the first record of an events file of TensorBoard has."""
 
 
+LOST = re.compile(rb"\0{16,}")
+"""A part of a text that a file system lost."""
+
+
 def check_content(file: Path) -> None:
     """Check that a file is a text.
 
@@ -48,8 +53,11 @@ def check_content(file: Path) -> None:
             f"{file} is an events file of TensorBoard under another name: rename it to events.out.tfevents.1"
         )
     kind = next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), None)
-    # A text in UTF-16, which begins with a byte order mark, contains zero bytes too.
-    if kind is None and b"\0" in start and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
+    # A text in UTF-16, which begins with a byte order mark, contains zero bytes too, and so does one of which the file
+    # system lost a part.
+    rest = LOST.sub(b"", start)
+    is_binary = b"\0" in rest or len(rest) < len(start) / 16
+    if kind is None and is_binary and not start.startswith((b"\xff\xfe", b"\xfe\xff")):
         kind = "a binary file"
     if kind is not None:
         raise NoLog(f"{file} is thought to be {kind}, and no log of a run")

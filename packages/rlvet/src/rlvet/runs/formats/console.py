@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from rlvet._numbers import format_share
 from rlvet.runs.checkpoints import saved_steps
@@ -18,10 +20,13 @@ from rlvet.runs.formats.json_lines import read_json_lines
 from rlvet.runs.formats.json_object import read_json
 from rlvet.runs.lookalikes import count_lookalikes
 from rlvet.runs.tables import Rows, table_rows
-from rlvet.runs.unread import Unread
+from rlvet.runs.unread import STEPS_COUNTED, Unread
 
 FEWEST_ZEROS = 16
 """The smallest number of zero bytes in a text that are told."""
+
+LOST = re.compile(rf"\0{{{FEWEST_ZEROS},}}")
+"""A part of a file that was lost."""
 
 CONFIGURATIONS = (".py", ".sh", ".toml", ".yaml", ".yml")
 """The suffixes of scripts and configurations, which start a run."""
@@ -32,6 +37,30 @@ HEADER_OF_TABLE = re.compile(
 """A part of a table with a column of steps, in HTML or in a text."""
 
 
+def _trainings_of_parts(text: str) -> tuple[Sequence[RawRows], Unread]:
+    """Return the trainings in a text, those before and after a lost part of it each for themselves.
+
+    Another run may have written what follows.
+    """
+    parts = [*map(printed_trainings, LOST.split(text))]
+    if len(parts) == 1:
+        return parts[0]
+    trainings: list[RawRows] = []
+    unread = Unread()
+    for of_part, unread_of_part in parts:
+        if STEPS_COUNTED in unread_of_part.remarks:
+            # The rows of another part may have steps.
+            unread_of_part.remarks.remove(STEPS_COUNTED)
+            of_part = [[_without_step(row) for row in rows] for rows in of_part]
+        trainings += of_part
+        unread.add_all(unread_of_part)
+    return trainings, unread
+
+
+def _without_step(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in row.items() if key != "step"}
+
+
 def runs_of_text(text: str) -> tuple[dict[str, RawRows], Unread]:
     """Return the runs in console output or in a text with tables, and the rows that are not read.
 
@@ -39,7 +68,7 @@ def runs_of_text(text: str) -> tuple[dict[str, RawRows], Unread]:
     values are read. The others, of the same training or of another one, are counted, and so are the lines that look
     like rows and that no reader knows.
     """
-    trainings, unread = printed_trainings(text)
+    trainings, unread = _trainings_of_parts(text)
     printed = list(itertools.chain.from_iterable(trainings))
     runs: dict[str, RawRows] = {str(number): rows for number, rows in enumerate(trainings, 1)}
     if len(trainings) == 1:
