@@ -157,7 +157,7 @@ def test_what_follows_a_lost_part_of_a_file_is_another_run(tmp_path):
     assert "\nno row has its step: a step is the number of a row here" in said
     assert "no row has its step" not in str(diagnose(file, run_name="2"))
     # A short part before it is no run.
-    file.write_text(rows(0, 5) + 5_000 * "\0" + "\n" + late)
+    file.write_text(rows(0, 9) + 5_000 * "\0" + "\n" + late)
     assert len(read_log(file).rows) == 35
 
 

@@ -23,7 +23,7 @@ LONGEST_LINE = 1000
 NAME = r"([A-Za-z_][A-Za-z0-9_.]{0,39})"
 """The name of a setting."""
 
-NUMBER = r"([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/-])"
+NUMBER = r"([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/%-])"
 """A number or a truth value."""
 
 WORD = r"([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)"
@@ -90,7 +90,8 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
         if any(map(has_training_metric, rows)):
             break
         for name, value in _pairs_of(line):
-            if not NO_SETTING.search(name.replace(" ", "_")):
+            # Code has an argument under its own name.
+            if name != value and not NO_SETTING.search(name.replace(" ", "_")):
                 values.setdefault(name, set()).add(value)
     return values
 

@@ -469,8 +469,8 @@ def compare_logs(
         common = {row["step"] for row in a} & {row["step"] for row in b}
         if len(common) < FEWEST_AT_ENDS:
             return compare_ends(a, b, reason, left_out=left_out)
-        rows = [[row for row in one if row["step"] in common] for one in (a, b)]
-        return compare_ends(*rows, reason, of=f"the {len(common)} common steps", left_out=left_out)
+        first, second = ([row for row in rows if row["step"] in common] for rows in (a, b))
+        return compare_ends(first, second, reason, of=f"the {len(common)} common steps", left_out=left_out)
     # A sort keeps the order of causes and effects among metrics of one step.
     parted.sort(key=attrgetter("step"))
     apart.sort(key=lambda one: one.name not in RESULTS)
