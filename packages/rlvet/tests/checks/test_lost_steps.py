@@ -278,7 +278,7 @@ def test_equal_pairs_are_counted_by_the_values_of_their_spread(share, groups, ok
     if ok:
         assert finding.figure == pytest.approx(sum(later) / 40, abs=0.001)
     else:
-        assert "of two answers each by the values of reward_std, teach nothing" in finding.cause
+        assert "(of two answers each, by the values of reward_std) teach nothing" in finding.cause
         assert finding.quantities[0] == "reward_std"
 
 

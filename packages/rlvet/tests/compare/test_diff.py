@@ -408,7 +408,7 @@ def test_two_logs_part_and_the_settings_beside_them_are_compared(tmp_path):
         "1 of 2 shared metrics parts beyond its noise, entropy by step 30 at the latest; 1 diff"
     )
     assert re.search(r"^- entropy from step 30: 0\.8\d* \| 0\.4\d* ", result.stdout, re.M)
-    assert "over the 60 common steps, 0 to 59, 0.36 | 0.36: A − B is 0" in result.stdout.split("\n")[1]
+    assert "over all 60 of them, 0 to 59, 0.36 | 0.36: A − B is 0" in result.stdout.split("\n")[1]
     assert "not told apart" not in result.stdout
     assert "1. temperature (gradient)" in result.stdout
     assert run(tmp_path / "a", tmp_path / "a").exit_code == 0

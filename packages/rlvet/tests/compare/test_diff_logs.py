@@ -343,7 +343,8 @@ def test_a_metric_within_the_noise_whose_ends_are_far_apart_is_listed_apart(tmp_
         "not told apart by the rule, though 10 times apart or more at the end (A | B, means at the start → at the end "
         "of the common steps)"
     )
-    assert re.search(rf"\n{re.escape(title)}: grad_norm \d+ → 7e-5 \| \d+ → 1\n", str(difference))
+    surely = r"\(their means over these steps surely differ: [\d.]+ \| [\d.]+\)"
+    assert re.search(rf"\n{re.escape(title)}: grad_norm \d+ → 7e-5 \| \d+ → 1 {surely}\n", str(difference))
 
 
 def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
@@ -352,6 +353,7 @@ def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
     headlines = [diagnose(file).headline for file in files]
     assert headlines[0].startswith("ok: ")
     assert headlines[1].startswith("collapse: ")
+    headlines[1] = f"stop, {headlines[1]}"
     assert list(difference.diagnoses) == headlines
     lines = str(difference).split("\n")
     assert [lines[lines.index(f"{name}: {file}") + 1] for name, file in zip("AB", files, strict=True)] == [
@@ -384,10 +386,10 @@ def test_the_reward_has_a_line_after_the_headline_with_its_means_and_interval(tm
     difference = diff(*written(tmp_path, a, b[:150]))
     line = str(difference).split("\n")[1]
     means = [sum(row["reward"] for row in log[:150]) / 150 for log in (a, b)]
-    assert f"over the 150 common steps, 1 to 150, {means[0]:.3g} | {means[1]:.3g}: A − B is" in line
+    assert f"over all 150 of them, 1 to 150, {means[0]:.3g} | {means[1]:.3g}: A − B is" in line
     ends = [sum(row["reward"] for row in part) / 15 for log in (a, b) for part in (log[:15], log[135:150])]
     courses = "{:.3g} → {:.3g} | {:.3g} → {:.3g}".format(*ends)
-    assert line.startswith(f"reward {courses} (A | B, means at the start → at the end)")
+    assert line.startswith(f"reward {courses} (A | B, means at the start → at the end of the common steps)")
     assert "95 % interval" in line
     assert "surely higher in A" in line
     assert "not told apart" not in str(difference)

@@ -45,7 +45,12 @@ def output(path, head, rows=ROWS):
         ),
         (
             "[RewardManager] reward config: {'lam': 0.05, 'variant': 'conditional', 'norm': 384.0} | score=robust\n",
-            {"lam": "0.05", "variant": "conditional", "norm": "384.0", "score": "robust"},
+            {
+                "reward config: lam": "0.05",
+                "reward config: variant": "conditional",
+                "reward config: norm": "384.0",
+                "score": "robust",
+            },
         ),
         ("Model: Qwen/Qwen2.5-7B-Instruct\nNote: this is prose\n", {"Model": "Qwen/Qwen2.5-7B-Instruct"}),
         (
@@ -74,7 +79,7 @@ def test_what_follows_the_first_row_is_not_looked_at(tmp_path):
 def test_a_file_of_another_kind_has_no_pairs(tmp_path):
     file = output(tmp_path / "metrics.jsonl", "seed=1\n")
     assert printed_pairs(file) == {}
-    assert differing_pairs(file, output(tmp_path / "run.log", "seed=2\n")) == []
+    assert differing_pairs(file, output(tmp_path / "run.log", "seed=2\n")) == {}
 
 
 def test_pairs_that_differ_are_told_beside_settings_that_are_not_known(tmp_path):
@@ -87,6 +92,7 @@ def test_pairs_that_differ_are_told_beside_settings_that_are_not_known(tmp_path)
     )
     said = str(diff(a, a))
     assert "maybe changed since" not in said
+    assert diff(a, b).headline.endswith("; printed before training with other values: seed, rho")
     assert (
         "; of what is printed before training, these are equal: seed 42, rho 0.70, lr 1e-6, only_a 3; nothing"
         in said
@@ -109,16 +115,16 @@ def test_of_a_name_with_several_values_the_one_that_differs_is_told(tmp_path):
         tmp_path / "b.log",
         "lam=1.0\nreward config: {'lam': 0.1, 'norm': 384}\nshard: 1\nshard: 3\nshard: 4\n",
     )
-    assert differing_pairs(a, b) == ["lam 0.05 | 0.1"]
+    assert differing_pairs(a, b) == {"reward config: lam": "0.05 | 0.1"}
 
 
 def test_one_setting_that_is_printed_twice_is_told_once(tmp_path):
     a = output(tmp_path / "a.log", "Namespace(normalization='std', seed=1)\nNormalization: std\nSeed: 1\n")
     b = output(tmp_path / "b.log", "Namespace(normalization='none', seed=2)\nNormalization: none\nSeed: 3\n")
-    assert differing_pairs(a, b) == ["seed 1 | 2", "normalization std | none", "Seed 1 | 3"]
+    assert differing_pairs(a, b) == {"seed": "1 | 2", "normalization": "std | none", "Seed": "1 | 3"}
 
 
 def test_names_of_settings_that_are_compared_are_left_out(tmp_path):
     a = output(tmp_path / "a.log", "seed=1 rho=2\n")
     b = output(tmp_path / "b.log", "seed=3 rho=4\n")
-    assert differing_pairs(a, b, known={("seed", "1")}) == ["rho 2 | 4"]
+    assert differing_pairs(a, b, known={("seed", "1")}) == {"rho": "2 | 4"}

@@ -453,12 +453,6 @@ CASES = [
         [f"{ACTOR}.kl_loss_coef=-0.1", f"{ACTOR}.use_kl_loss=True"],
         [f"{ACTOR}.kl_loss_coef=-0.1", f"{ACTOR}.use_kl_loss=False"],
     ),
-    (
-        "verl",
-        "negative-kl",
-        ["algorithm.kl_ctrl.kl_coef=-0.1", "algorithm.use_kl_in_reward=True"],
-        ["algorithm.kl_ctrl.kl_coef=0.1", "algorithm.use_kl_in_reward=True"],
-    ),
     ("verl", "kl-without-switch", ["algorithm.kl_ctrl.kl_coef=0.001"], ["algorithm.kl_ctrl.kl_coef=0.0"]),
     (
         "verl",

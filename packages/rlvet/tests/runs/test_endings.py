@@ -86,7 +86,7 @@ def test_a_lost_part_of_a_file_is_told(zeros, is_told, tmp_path):
     notes = [note for note in read_log(file).notes if "zero bytes" in note]
     assert bool(notes) == is_told
     if is_told:
-        assert notes[0].startswith(f"{round(100 * zeros / len(text))}% of the text are zero bytes")
+        assert notes[0].startswith(f"{round(100 * zeros / len(text))}% of the file are zero bytes")
 
 
 @pytest.mark.parametrize(("last", "is_told"), [(405, True), (1000, False)])

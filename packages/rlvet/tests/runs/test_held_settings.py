@@ -516,7 +516,7 @@ def test_the_file_of_settings_without_lines_is_named_once(tmp_path):
         )
     output = str(diff(*folders))
     assert output.count(name) == 2
-    assert f"A: {folders[0]} (TRL, defaults of 1.16.0; settings in {name}, args/text_summary)" in output
+    assert f"A: {folders[0]} (TRL, earlier than 1.16.0; settings in {name}, args/text_summary)" in output
     assert "   A  1e-05  learning_rate=1e-05\n" in output
     files = str(diff(*(folder / name for folder in folders)))
     assert files.count(name) == 2

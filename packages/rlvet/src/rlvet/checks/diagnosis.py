@@ -222,7 +222,7 @@ class Diagnosis:
             return (
                 f"a verdict needs {need}{reason}; {PLATEAU_STEPS} log steps with a reward are always enough"
             )
-        return f"a verdict is certain with {need}{reason}"
+        return f"{need} always gets a verdict{reason}"
 
     @property
     def remarks(self) -> list[str]:

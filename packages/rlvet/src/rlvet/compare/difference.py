@@ -114,6 +114,8 @@ class Difference:
     printed: str = ""
     """A sentence on what both outputs printed before training with different values, but for settings that are known;
     empty without one."""
+    printed_names: Sequence[str] = ()
+    """The names of what both printed with different values."""
     remarks: Sequence[Sequence[str]] = ()
     """Sentences on the end of each output, if something is wrong there, and on single log steps far above usual."""
 
@@ -189,6 +191,8 @@ class Difference:
             parts.append(_headline_of_logs(self.logs))
         if self.configurations is not None:
             parts.append(_headline_of_configurations(self.configurations))
+        if self.printed_names:
+            parts.append(f"printed before training with other values: {listed(self.printed_names)}")
         return "; ".join(parts)
 
     def __str__(self) -> str:
@@ -224,11 +228,13 @@ class Difference:
         if self.configurations is not None:
             for index, training in enumerate((self.configurations.a, self.configurations.b)):
                 framework = FRAMEWORKS[training.framework].title
-                version = DEFAULTS[training.framework]["version"]
+                version = f"defaults of {DEFAULTS[training.framework]['version']}"
+                if training.is_earlier:
+                    version = f"earlier than {DEFAULTS[training.framework]['version']}"
                 # A path that is that file is not repeated.
                 file = training.file.removeprefix(Path(titles[index]).name).removeprefix(", ")
                 settings = f"; settings in {file}" if file else ""
-                titles[index] += f" ({framework}, defaults of {version}{settings})"
+                titles[index] += f" ({framework}, {version}{settings})"
         return titles
 
     def as_json(self) -> dict[str, Any]:
@@ -356,7 +362,11 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
         # The reward has a line of its own.
         if metric.name == "reward" and comparison.reward is not None and not metric.is_far:
             continue
-        if metric.is_far:
+        if metric.is_far and metric.is_sure:
+            assert metric.whole is not None
+            means = f"{format_number(metric.whole.a)} | {format_number(metric.whole.b)}"
+            far.append(f"{metric} (their means over these steps surely differ: {means})")
+        elif metric.is_far:
             far.append(str(metric))
         elif metric.is_sure:
             sure.append(metric.text_of_whole)
@@ -538,6 +548,7 @@ def diff(
     notes = [side.note for side in sides if side.note]
     logs = keys = None
     printed = ""
+    pairs: Mapping[str, str] = {}
     if first.log is not None and second.log is not None:
         of_groups = OF_GROUPS if first.is_of_batches != second.is_of_batches else ()
         counted = [
@@ -592,7 +603,9 @@ def diff(
         notes.append(_missing_settings(sides, alike))
     # A file of several runs has what each of them printed.
     if logs is not None and run_names == (None, None):
-        printed = _printed_texts(Path(a), Path(b), _known_settings(sides))
+        known = _known_settings(sides)
+        pairs = differing_pairs(Path(a), Path(b), known)
+        printed = _printed_texts(Path(a), Path(b), known, pairs)
     remarks = [
         tuple(filter(None, ["" if side.log is None else side.log.ending.text, side.single_steps]))
         for side in sides
@@ -600,13 +613,23 @@ def diff(
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(
-        first.path, second.path, configurations, logs, notes, methods, diagnoses, keys, printed, remarks
+        first.path,
+        second.path,
+        configurations,
+        logs,
+        notes,
+        methods,
+        diagnoses,
+        keys,
+        printed,
+        [*pairs],
+        remarks,
     )
 
 
-def _printed_texts(a: Path, b: Path, known: Container[tuple[str, str]]) -> str:
+def _printed_texts(a: Path, b: Path, known: Container[tuple[str, str]], pairs: Mapping[str, str]) -> str:
     """Return a sentence on what two outputs printed before training, where that differs; empty if it does not."""
-    texts = [f"(A | B) {pair}" for pair in [_joined(differing_pairs(a, b, known))] if pair]
+    texts = [f"(A | B) {_joined(f'{name} {values}' for name, values in pairs.items())}"] if pairs else []
     for name, alone in (("A", pairs_of_one(a, b, known)), ("B", pairs_of_one(b, a, known))):
         if alone:
             texts.append(f"only {name} prints {alone}")
@@ -705,10 +728,14 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
 
 
 def _headline_with_others(diagnosis: Diagnosis) -> str:
-    """Return the headline of a diagnosis, with the codes of its other findings."""
-    codes = dict.fromkeys(finding.code for finding in diagnosis.findings if finding.severity != "note")
-    others = [code for code in codes if not diagnosis.headline.startswith(code)]
-    return f"{diagnosis.headline}; also {', '.join(others)}" if others else diagnosis.headline
+    """Return the headline of a diagnosis, with the severity of its first finding, and its other findings."""
+    findings = [finding for finding in diagnosis.findings if finding.severity != "note"]
+    if diagnosis.no_verdict or not findings:
+        return diagnosis.headline
+    first = findings[0]
+    others = {f"{one.code} ({one.severity})": None for one in findings[1:] if one.code != first.code}
+    also = f"; also {', '.join(others)}" if others else ""
+    return f"{first.severity}, {diagnosis.headline}{also}"
 
 
 def _is_configuration_in_json(path: Path) -> bool:

@@ -10,6 +10,7 @@ from pathlib import Path
 from rlvet.runs.console_settings import COLOURS, ENDINGS, WORKER
 from rlvet.runs.consoles import printed_trainings
 from rlvet.runs.consoles.trl import has_training_metric
+from rlvet.runs.endings import LOST
 
 MOST_LINES = 400
 """The number of lines at the start of an output that are looked at."""
@@ -57,6 +58,12 @@ LABELLED = (
 )
 """A line that has only a name of some words, and a value: ``Dataset size: 4695``."""
 
+NO_LINE = re.compile(r"(?i)error|warning|exception|retry")
+"""A line of what went wrong, whose numbers are no settings."""
+
+DICTIONARY = re.compile(r"([A-Za-z][\w ]{0,40}): ?\{")
+"""What a dictionary is of, before it: ``length reward config: {'lam': 0.05}``."""
+
 NO_SETTING = re.compile(
     r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|id|url"
     r"|host|addr|address|allocated|reserved|memory|user|output|out|log|tag|version|run)s?($|_)"
@@ -81,7 +88,7 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
     if path.suffix not in ENDINGS or not path.is_file():
         return {}
     with path.open("rb") as file:
-        text = file.read(LARGEST).decode("utf-8", "replace")
+        text = LOST.split(file.read(LARGEST).decode("utf-8", "replace"))[-1]
     values: dict[str, set[str]] = {}
     for line in itertools.islice(text.splitlines(), MOST_LINES):
         line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
@@ -89,9 +96,11 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
         # A dictionary of settings may be printed as a row is.
         if any(map(has_training_metric, rows)):
             break
+        if NO_LINE.search(line):
+            continue
         for name, value in _pairs_of(line):
             # Code has an argument under its own name.
-            if name != value and not NO_SETTING.search(name.replace(" ", "_")):
+            if name != value and not NO_SETTING.search(name.rpartition(": ")[2].replace(" ", "_")):
                 values.setdefault(name, set()).add(value)
     return values
 
@@ -102,11 +111,19 @@ def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
         match = labelled.match(line)
         if match is not None:
             return [(match[1], match[2])]
-    return itertools.chain.from_iterable(pair.findall(line) for pair in PAIRS)
+    pairs = [match for pair in PAIRS for match in pair.finditer(line)]
+    of = DICTIONARY.search(line)
+    if of is None:
+        return [(match[1], match[2]) for match in pairs]
+    # A name in a dictionary may be that of another setting elsewhere.
+    end = line.find("}", of.end()) % (len(line) + 1)
+    return [
+        (f"{of[1]}: {match[1]}" if of.end() <= match.start() < end else match[1], match[2]) for match in pairs
+    ]
 
 
-def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> list[str]:
-    """Return what both outputs have before their first row with one different value, as ``rho 0.70 | 0.10``.
+def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> dict[str, str]:
+    """Return the names that both outputs have before their first row with one different value, and both values.
 
     Args:
         a: An output.
@@ -116,7 +133,7 @@ def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) ->
     first, second = printed_pairs(a), printed_pairs(b)
     # A setting may be printed under two spellings.
     told: set[tuple[str, str, str]] = set()
-    texts = []
+    pairs = {}
     for name, values in first.items():
         # Of a name with several values, those that both have are of something else.
         only_a = values - second.get(name, set())
@@ -127,8 +144,8 @@ def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) ->
         pair = (name.casefold(), value_a, value_b)
         if pair not in told and (name, value_a) not in known and (name, value_b) not in known:
             told.add(pair)
-            texts.append(f"{name} {value_a} | {value_b}")
-    return texts
+            pairs[name] = f"{value_a} | {value_b}"
+    return pairs
 
 
 def equal_names(a: Path, b: Path) -> list[str]:

@@ -174,7 +174,7 @@ class MeanDifference:
 
     def __str__(self) -> str:
         low, high = (format_number(end, 2) for end in (self.low, self.high))
-        steps = f"{self.steps} common steps, {format_step(self.first)} to {format_step(self.last)}"
+        steps = f"{self.steps} of them, {format_step(self.first)} to {format_step(self.last)}"
         verdict = (
             f"surely higher in {self.higher} of these two runs, though another seed may change it"
             if self.higher
@@ -185,7 +185,8 @@ class MeanDifference:
         courses = courses_text(self.starts, self.ends)
         means = f"{format_number(self.a)} | {format_number(self.b)}"
         return (
-            f"{self.name} {courses} (A | B, means at the start → at the end), and over the {steps}, {means}: "
+            f"{self.name} {courses} (A | B, means at the start → at the end of the common steps), and over all "
+            f"{steps}, {means}: "
             f"A − B is {format_number(self.a - self.b)}, 95 % interval {low} to {high}, {verdict}"
         )
 

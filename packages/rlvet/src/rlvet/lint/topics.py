@@ -214,8 +214,8 @@ NEGATIVE_KL = partial(
     id="negative-kl",
     severity="look",
     title="the KL term pays for distance from the reference",
-    effect="The coefficient times the KL is added to the loss, or subtracted from the reward: a negative one drives "
-    "the policy away from the reference. A fork that subtracts the term from the loss needs one.",
+    effect="The coefficient times the KL is added to the loss, so that a negative one drives the policy away from the "
+    "reference. A fork that subtracts the term needs one.",
 )
 MEAN_DEPENDS_ON_MICRO_BATCH = partial(
     Rule,

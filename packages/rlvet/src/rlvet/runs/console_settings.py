@@ -13,6 +13,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rlvet.runs.endings import LOST
+
 LARGEST_HEADER = 2**21
 """The number of bytes at the start of a console's output in which settings are looked for."""
 
@@ -71,6 +73,7 @@ def read_console_settings(path: Path) -> ConsoleSettings | None:
     """
     with path.open("rb") as file:
         text = file.read(LARGEST_HEADER).decode("utf-8", "replace")
+    text = LOST.split(text)[-1]
     lines = [WORKER.sub("", COLOURS.sub("", line)) for line in text.split("\n")]
     return _verl_settings(lines) or _trl_settings(lines) or _megatron_settings(lines)
 

@@ -9,6 +9,9 @@ from typing import NamedTuple
 
 from rlvet.runs.quantities import SUMMARY
 
+LOST = re.compile(r"\0{16,}")
+"""A part of a file that was lost. What was before it may be of another process."""
+
 TRACEBACK = re.compile(r"^(?P<prefix>[^\n]{0,100}?)Traceback \(most recent call last\):", re.M)
 """The head of a traceback, after what Ray or torchrun put before each line: ``[rank0]: ``."""
 

@@ -88,6 +88,9 @@ EQUAL_REWARDS = (
 )
 """The remedy for groups of which it is known that their rewards are equal, and not only their advantages 0."""
 
+IF_RIGHT = f"read one such group: if its answers are right, {DROP_PROMPTS}"
+"""The remedy for prompts that may be too easy."""
+
 MOSTLY_RIGHT = 0.75
 """The same from which most answers are right. Of four answers to a prompt, all are then right in a third of the groups,
 if they are independent."""
@@ -141,7 +144,7 @@ def _check_groups(case: Case) -> Finding:
     if not shares.values:
         shares = _equal_pairs(course)
         quantity = "reward_std"
-        by_spread = ", of two answers each by the values of reward_std,"
+        by_spread = " (of two answers each, by the values of reward_std)"
     if not shares.values:
         return _check_part_of_groups(case) or _check_spread(case)
     if len(shares.values) < FEW_STEPS:
@@ -190,7 +193,7 @@ def _check_groups(case: Case) -> Finding:
         finding = finding.failed(
             NO_SIGNAL, cause, severity="look", onset=_since_most(shares), quantities=[quantity]
         )
-        return finding._replace(advice=f"read one such group: if its answers are right, {DROP_PROMPTS}")
+        return finding._replace(advice=IF_RIGHT)
     alike = f"all answers of such a {unit} get the same reward{_why_alike(setup)}"
     cause = f"{cause}: {alike}{_reward_without_spread(course)}"
     return _lost_signal(finding, cause, shares, course, quantity)
@@ -281,7 +284,12 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
             cause = f"{cause}; most groups had equal rewards before too, with a mean reward of {mean}"
             start = lost_from
     finding = finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=[quantity])
-    return finding._replace(advice=DROP_PROMPTS if cause.endswith(TOO_EASY) else EQUAL_REWARDS)
+    advice = EQUAL_REWARDS
+    if cause.endswith(TOO_EASY):
+        advice = DROP_PROMPTS
+    elif LARGEST_REWARD in cause:
+        advice = IF_RIGHT
+    return finding._replace(advice=advice)
 
 
 def _since_lost(shares: Series, reward: Series) -> float | None:
@@ -323,7 +331,14 @@ def _reward_without_spread(course: Course) -> str:
     if count < NEARLY_ALL * len(rewards):
         return ""
     steps = len(course.series("dead").values)
-    return f"; in {count} of {steps} log steps no group has any spread, with a mean reward of {format_number(reward)}"
+    text = f"; in {len(rewards)} of {steps} log steps no group has any spread,"
+    of_these = "" if count == len(rewards) else f" in {count} of these"
+    text = f"{text}{of_these} with a mean reward of {format_number(reward)}"
+    return f"{text}{LARGEST_REWARD}" if reward == max(course.series("reward").values) > 0 else text
+
+
+LARGEST_REWARD = ", the largest of the log, so that these prompts may be solved"
+"""What is known of groups without spread whose mean reward is the largest."""
 
 
 def _why_equal(reward: Series, course: Course) -> str:

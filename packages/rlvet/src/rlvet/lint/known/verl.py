@@ -459,15 +459,11 @@ VERL = Framework(
             reads={
                 "loss_coefficient": f"{ACTOR}kl_loss_coef",
                 "in_loss": f"{ACTOR}use_kl_loss",
-                "reward_coefficient": "algorithm.kl_ctrl.kl_coef",
-                "in_reward": "algorithm.use_kl_in_reward",
             },
-            condition=lambda v: (
-                (v.in_loss and v.loss_coefficient < 0) or (v.in_reward and v.reward_coefficient < 0)
-            ),
-            details="kl_loss_coef is {loss_coefficient}, and kl_ctrl.kl_coef {reward_coefficient}.",
-            fix="actor_rollout_ref.actor.kl_loss_coef=0.001 or algorithm.kl_ctrl.kl_coef=0.001, and no negative one",
-            source="verl 0.9.1, verl/workers/utils/losses.py:140 and verl/trainer/ppo/ray_trainer.py, apply_kl_penalty",
+            condition=lambda v: v.in_loss and v.loss_coefficient < 0,
+            details="kl_loss_coef is {loss_coefficient}.",
+            fix="actor_rollout_ref.actor.kl_loss_coef=0.001, or another positive one; or use_kl_loss=False",
+            source="verl 0.9.1, verl/workers/utils/losses.py:140",
         ),
         Rule(
             id="kl-without-switch",

@@ -12,7 +12,7 @@ from rlvet._numbers import format_share
 from rlvet.runs.checkpoints import saved_steps
 from rlvet.runs.consoles import CONSOLES, printed_trainings
 from rlvet.runs.consoles._printed import ESCAPES
-from rlvet.runs.endings import ending_of
+from rlvet.runs.endings import LOST, ending_of
 from rlvet.runs.formats._content import decode
 from rlvet.runs.formats._format import Format, NoLog, RawLog, RawRows
 from rlvet.runs.formats.csv_table import read_table
@@ -24,9 +24,6 @@ from rlvet.runs.unread import STEPS_COUNTED, Unread
 
 FEWEST_ZEROS = 16
 """The smallest number of zero bytes in a text that are told."""
-
-LOST = re.compile(rf"\0{{{FEWEST_ZEROS},}}")
-"""A part of a file that was lost."""
 
 CONFIGURATIONS = (".py", ".sh", ".toml", ".yaml", ".yml")
 """The suffixes of scripts and configurations, which start a run."""
@@ -89,21 +86,24 @@ def runs_of_text(text: str) -> tuple[dict[str, RawRows], Unread]:
     return runs, unread
 
 
-def _notes_on_lost_part(text: str) -> tuple[str, ...]:
-    """Return a sentence on zero bytes, which a file system leaves where a part of a file was lost."""
+def _notes_on_lost_part(text: str, size: int) -> tuple[str, ...]:
+    """Return a sentence on zero bytes, which a file system leaves where a part of a file was lost.
+
+    Args:
+        text: The text.
+        size: The size of the file in bytes.
+    """
     zeros = text.count("\0")
     if zeros < FEWEST_ZEROS:
         return ()
-    return (
-        f"{format_share(zeros / len(text))} of the text are zero bytes, as of a part of the file that was lost",
-    )
+    return (f"{format_share(zeros / size)} of the file are zero bytes, as of a part that was lost",)
 
 
 def read_text(file: Path) -> RawLog:
     """Read console output, or a table or JSON lines with another suffix."""
     text = decode(file)
     runs, unread = runs_of_text(text)
-    notes = _notes_on_lost_part(text)
+    notes = _notes_on_lost_part(text, file.stat().st_size)
     plain = ESCAPES.sub("", text)
     ending = ending_of(plain, _has_rows)
     if runs:
