@@ -389,7 +389,8 @@ def test_the_reward_has_a_line_after_the_headline_with_its_means_and_interval(tm
     assert f"over all 150 of them, 1 to 150, {means[0]:.3g} | {means[1]:.3g}: A − B is" in line
     ends = [sum(row["reward"] for row in part) / 15 for log in (a, b) for part in (log[:15], log[135:150])]
     courses = "{:.3g} → {:.3g} | {:.3g} → {:.3g}".format(*ends)
-    assert line.startswith(f"reward {courses} (A | B, means at the start → at the end of the common steps)")
+    windows = "means of the first 15 → of the last 15 common log steps"
+    assert line.startswith(f"reward {courses} (A | B, {windows}), and over all 150 of them, 1 to 150, ")
     assert "95 % interval" in line
     assert "surely higher in A" in line
     assert "not told apart" not in str(difference)

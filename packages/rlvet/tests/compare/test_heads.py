@@ -104,7 +104,7 @@ def test_the_error_of_an_output_is_told_below_its_path(tmp_path):
     error = "Traceback (most recent call last):\n  File 'a.py', line 1\nOSError: No space left on device\n"
     b = output(tmp_path / "b.log", "seed=43\n", ROWS + error)
     said = str(diff(a, b))
-    assert said.count("the output has an error") == 1
+    assert said.count("the output has an error: ") == 1
     assert "   after its last row, the output has an error: 'OSError: No space left on device'\n" in said
     assert said.index("B: ") < said.index("the output has")
 

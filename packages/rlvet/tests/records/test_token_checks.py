@@ -595,6 +595,22 @@ class TestFirstPass:
         run = FirstPass.of([make_loss([[-1, -2]], entropy=np.array([[np.inf, 1.0]], np.float32))])
         assert np.isnan(run.entropy).tolist() == [True, False]
 
+    def test_equal_answers_in_updates_of_one_pass_are_no_repetitions(self):
+        """A policy that has converged gives most prompts the same answer, also in other updates on the batch."""
+        same = [[-0.1, -0.2]] * 11
+        updates = [
+            make_loss([*same, [-1.0 - update]], step=update, generation=0, update=update)
+            for update in range(4)
+        ]
+        run = FirstPass.of(updates)
+        assert run.coverage.total_tokens == sum(int(loss.mask.sum()) for loss in updates) == 4 * 23
+        # A second pass has no new answer.
+        again = [
+            make_loss([*same, [-1.0 - update]], step=4 + update, generation=0, update=4 + update)
+            for update in range(4)
+        ]
+        assert FirstPass.of([*updates, *again]).coverage.total_tokens == 4 * 23
+
     def test_a_sequence_is_taken_once_however_far_it_is_padded(self):
         losses = [make_loss([[-1, -2], [-3, -4]]), make_loss([[-5, -6, -7], [-1, -2]])]
         run = FirstPass.of(losses)

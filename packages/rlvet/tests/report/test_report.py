@@ -686,7 +686,8 @@ def test_what_a_metric_did_in_passing_is_below_the_verdict(tmp_path):
     ]
     path = log(tmp_path / "metrics.jsonl", rows)
     (run,) = held(write_report([path], tmp_path / "page.html"))["runs"]
-    (line,) = run["remarks"]
+    constant, line = run["remarks"]
+    assert constant == "one value in all 1000 log steps, so check that it is measured: entropy 1"
     assert line.startswith("in passing, from step 300 to 400: reward 0.6")
     assert line in str(diagnose(path))
 

@@ -132,7 +132,7 @@ def test_a_sound_run_that_an_error_ended_is_ok_up_to_there(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(rising + OUT_OF_MEMORY)
     assert diagnose(file).headline.startswith(
-        "ok: nothing is wrong in what could be tested up to its last row ("
+        "ok: nothing is wrong in what could be tested up to its last row, after which the output has an error ("
     )
     file.write_text(rising)
     assert diagnose(file).headline.startswith("ok: nothing is wrong in what could be tested (")

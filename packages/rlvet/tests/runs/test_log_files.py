@@ -547,3 +547,18 @@ def test_settings_that_an_engine_prints_do_not_hide_the_rows(tmp_path):
     (tmp_path / "train.log").write_text(settings + "\n".join(rows))
     log = read_log(tmp_path / "train.log")
     assert (len(log.rows), log.rows[-1]["reward"]) == (50, 0.5)
+
+
+def test_a_key_with_the_name_of_another_quantity_is_told_and_mapped(tmp_path):
+    """TRL's asynchronous trainer logs the divergence to the old policy as `kl`."""
+    file = tmp_path / "metrics.jsonl"
+    row = {"reward": 0.5, "kl": 0.6, "ratio": 1.0, "entropy": 0.4, "grad_norm": 0.3, "learning_rate": 1e-6}
+    file.write_text("".join(json.dumps(row | {"step": step}) + "\n" for step in range(1, 31)))
+    log = read_log(file)
+    assert log.read["kl_old"] == ("kl",)
+    (note,) = [note for note in log.notes if note.startswith("the key kl is read as kl_old")]
+    assert note.endswith("and not as kl; if it is that: --map kl=kl")
+    mapped = read_log(file, {"kl": "kl"})
+    assert mapped.read["kl"] == ("kl",)
+    assert "kl_old" not in mapped.read
+    assert not any(note.startswith("the key kl") for note in mapped.notes)

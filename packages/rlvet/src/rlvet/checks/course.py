@@ -384,13 +384,17 @@ def find_hump(values: Sequence[float]) -> Dip | None:
     return Dip(dip.rows, -dip.before, -dip.within, -dip.after, dip.errors)
 
 
-def find_dip(values: Sequence[float]) -> Dip | None:
+def find_dip(values: Sequence[float], size: int = 0) -> Dip | None:
     """Find the part that is farthest below both a part before it and one after it; None if the curve is too short.
+
+    Args:
+        values: The curve.
+        size: Number of rows of a part; by default a tenth of the curve, and at least five.
 
     >>> find_dip([0.9, 0.8] * 15 + [0.1] * 10 + [0.6, 0.5] * 30).rows
     slice(30, 40, None)
     """
-    size = max(5, len(values) // 10)
+    size = size or max(5, len(values) // 10)
     means = running_means(values, size)
     if len(means) < 2 * size + 1:
         return None
@@ -504,6 +508,16 @@ def earliest_onset(metric: Series, condition: Callable[[float], bool]) -> float 
         if last - first + 1 >= len(metric.values) / 10:
             return _first_step_in(metric, first, last, window, condition)
     return onset(metric, condition)
+
+
+def first_window(metric: Series, condition: Callable[[float], bool]) -> tuple[float, int] | None:
+    """Return the first step of the first window whose mean meets a condition, and its number of rows; None without one.
+
+    >>> first_window(Series(range(1, 41), [0.0] * 10 + [1.0] * 4 + [0.0] * 26), lambda mean: mean > 0.5)
+    (11, 2)
+    """
+    window, parts = _parts(metric.values, condition)
+    return (metric.steps[parts[0][0]], window) if parts else None
 
 
 def _parts(values: Sequence[float], condition: Callable[[float], bool]) -> tuple[int, list[tuple[int, int]]]:

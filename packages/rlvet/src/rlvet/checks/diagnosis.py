@@ -20,7 +20,7 @@ from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.passing import in_passing, in_single_steps
-from rlvet.checks.unjudged import values_of_evaluation, values_without_verdict
+from rlvet.checks.unjudged import constant_values, values_of_evaluation, values_without_verdict
 from rlvet.lint.checks import LintReport
 from rlvet.runs import Setup
 from rlvet.runs.beginnings import groups_of
@@ -40,6 +40,12 @@ FEWEST_REWARDS = 10
 
 OUT_OF_MEMORY = re.compile(r"OutOfMemory|out of memory", re.I)
 """A part of an error of a GPU whose memory is full."""
+
+UP_TO = {
+    True: " up to its last row, after which the output has an error",
+    False: " up to its last row, before the end of its progress bar",
+}
+"""What is said of a sound run whose output ends early, by whether it has an error."""
 
 LESS_MEMORY = "smaller micro-batches, shorter answers and gradient checkpointing need less memory"
 """What a user can do then."""
@@ -234,13 +240,14 @@ class Diagnosis:
                 *self.near_limits,
                 *self.in_passing,
             ]
-        spikes = scores = ""
+        spikes = scores = constants = ""
         if self.log is not None:
+            constants = constant_values(Course(self.rows))
             spikes = in_single_steps(Course(self.rows), self.findings)
             is_told = any(EVALUATION in finding.quantities for finding in self.findings)
             scores = "" if is_told else values_of_evaluation(Course(self.rows))
         return [
-            *filter(None, [self.ending, self.beginning, scores, spikes]),
+            *filter(None, [self.ending, self.beginning, scores, constants, spikes]),
             *self.near_limits,
             *self.in_passing,
         ]
@@ -336,8 +343,9 @@ class Diagnosis:
             return shorten_sentence(f"no verdict: {self.no_verdict}", LONGEST_HEADLINE)
         if all(finding.severity == "note" for finding in self.findings):
             part = f" of {self._part}" if self._part else ""
-            is_early = self.log is not None and self.log.ending.is_early
-            up_to = " up to its last row" if is_early else ""
+            up_to = (
+                "" if self.log is None or not self.log.ending.is_early else UP_TO[bool(self.log.ending.error)]
+            )
             return f"ok: nothing is wrong in what could be tested{part}{up_to} ({len(self.passed)} tests)"
         return shorten_sentence(_first_line(self.findings[0]), LONGEST_HEADLINE)
 

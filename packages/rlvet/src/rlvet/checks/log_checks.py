@@ -64,7 +64,7 @@ def log_findings(
     findings = _with_fall_before_effects(_with_lost_signal_last(findings), case.course.rows)
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
-    findings = _with_full_advice(findings, case.course.rows, saved)
+    findings = _with_full_advice(findings, case, saved)
     findings = [_with_cost(finding, case.course.rows, are_steps_counted) for finding in findings]
     findings = [_with_usual_rate(finding, setup) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
@@ -236,8 +236,11 @@ def _with_cause_of_fall(
     return fall._replace(advice="; ".join(clauses))
 
 
-def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Sequence[int]) -> list[Finding]:
+def _with_full_advice(findings: Sequence[Finding], case: Case, saved: Sequence[int]) -> list[Finding]:
     """Return the findings with the parts of their advice that depend on the onsets and on the findings before them."""
+    rows = case.course.rows
+    saving = case.setup.values.get("saving")
+    saves_none = saving is not None and saving.value == "no" and not saved
     first = rows[0]["step"]
     early_end = first + EARLY_SHARE * (rows[-1]["step"] - first)
     broken_from = _first_onset(findings, rows)
@@ -255,6 +258,8 @@ def _with_full_advice(findings: Sequence[Finding], rows: CompactRows, saved: Seq
             step = min(finding.onset, broken_from)
             if step > early_end:
                 checkpoint = f"before step {format_step(step)}{describe_saved(saved, step)}"
+                if saves_none and saving is not None:
+                    checkpoint = f"{checkpoint}, or begin again: by {saving.name}=no, the trainer saved none"
                 resumption = kind.resumption(checkpoint)
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
         is_fault = finding.ok is False or kind is METRIC_LOST

@@ -45,6 +45,32 @@ def values_without_verdict(course: Course) -> str:
     return f"{title}: {'; '.join(texts)}" if texts else ""
 
 
+MEASURED = ("entropy", "grad_norm", "length", "reward_std", "kl", "kl_old")
+"""Quantities of which a measured one has several values."""
+
+FEWEST_EQUAL = 20
+"""The number of log steps with one value from which it is told."""
+
+
+def constant_values(course: Course) -> str:
+    """Return a sentence on measured quantities that have one value in all log steps, other than 0; empty without one.
+
+    >>> constant_values(Course([{"step": step, "entropy": 0.5} for step in range(20)]))
+    'one value in all 20 log steps, so check that it is measured: entropy 0.5'
+    """
+    texts = []
+    rows = 0
+    for name in MEASURED:
+        values = course.series(name).values
+        if len(values) >= FEWEST_EQUAL and min(values) == max(values) != 0:
+            texts.append(f"{name} {format_number(values[0])}")
+            rows = max(rows, len(values))
+    if not texts:
+        return ""
+    are_measured = "it is" if len(texts) == 1 else "they are"
+    return f"one value in all {rows} log steps, so check that {are_measured} measured: {', '.join(texts)}"
+
+
 def values_of_evaluation(course: Course) -> str:
     """Return a sentence on the scores on other prompts; empty without them."""
     scores = course.series(EVALUATION)

@@ -176,6 +176,17 @@ class Difference:
         )
 
     @property
+    def other_reward(self) -> str:
+        """A sentence on rewards that differ for the same answers; empty if they are not known to do."""
+        names = [] if self.logs is None else self.logs.alike_but_for_reward
+        if not names:
+            return ""
+        return (
+            f"{listed(names)} are equal in all digits at the first step, and the reward is not: the reward function, "
+            "or what it reads, seems to differ, so that the rewards may not be comparable"
+        )
+
+    @property
     def differs(self) -> bool:
         """True if a setting differs in effect, or a metric parts or has no value in common."""
         return bool(
@@ -202,7 +213,7 @@ class Difference:
             lines.append(str(self.logs.reward))
         if self.logs is not None and self.logs.components:
             lines.append(self.logs.components)
-        lines += filter(None, [self.prompts, self.rest or self.before_updates])
+        lines += filter(None, [self.prompts, self.rest or self.before_updates, self.other_reward])
         for index, (name, title) in enumerate(zip("AB", self._titles(), strict=True)):
             lines.append(f"{name}: {title}")
             if self.diagnoses:
@@ -255,6 +266,7 @@ class Difference:
                         self.methods,
                         self.prompts,
                         self.rest or self.before_updates,
+                        self.other_reward,
                         self.printed,
                         self.planned,
                     ],

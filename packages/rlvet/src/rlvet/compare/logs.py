@@ -68,12 +68,16 @@ class MetricDifference:
     """The standard deviation of the difference of the two runs at one step."""
     largest: tuple[float, float] | None = None
     """The largest values of the two runs, of a learning rate, which parts while it is warmed up."""
+    ends: tuple[float, float] | None = None
+    """The means of the two runs over the last window of the common steps, where they need not be apart any more."""
 
     def __str__(self) -> str:
         text = (
             f"{self.name} from step {format_step(self.step)}: {format_number(self.a)} | {format_number(self.b)} "
             f"(noise of a step {format_number(self.noise, 2)})"
         )
+        if self.ends is not None:
+            text = f"{text}, at the end {format_number(self.ends[0])} | {format_number(self.ends[1])}"
         if self.largest is None:
             return text
         return f"{text}, largest {format_number(self.largest[0])} | {format_number(self.largest[1])}"
@@ -184,9 +188,10 @@ class MeanDifference:
             verdict = "equal at each step"
         courses = courses_text(self.starts, self.ends)
         means = f"{format_number(self.a)} | {format_number(self.b)}"
+        window = window_of(self.steps)
         return (
-            f"{self.name} {courses} (A | B, means at the start → at the end of the common steps), and over all "
-            f"{steps}, {means}: "
+            f"{self.name} {courses} (A | B, means of the first {window} → of the last {window} common log steps), and "
+            f"over all {steps}, {means}: "
             f"A − B is {format_number(self.a - self.b)}, 95 % interval {low} to {high}, {verdict}"
         )
 
@@ -338,6 +343,8 @@ class LogComparison:
     """The metrics that part at their first common step, of two logs that begin at the same step."""
     before_updates: Sequence[str] = ()
     """The metrics that differ at the first step of both runs, before any update of the weights."""
+    alike_but_for_reward: Sequence[str] = ()
+    """The metrics of answers that are equal at the first step of both runs, if the reward is not."""
     steps_an_epoch: tuple[float | None, float | None] = (None, None)
     """The number of steps in an epoch of each run; None for one whose log does not tell it."""
 
@@ -372,6 +379,13 @@ class LogComparison:
             "notes": [*filter(None, [self.components, self.text_of_ends]), *self.notes],
             "reward": None if self.reward is None else self.reward.as_json(),
         }
+
+
+OF_ANSWERS = ("length", "length_max", "length_finished", "entropy")
+"""Metrics of the answers of a step. If several are equal in all digits, so are the answers."""
+
+FEWEST_ALIKE = 2
+"""The number of these from which it is said."""
 
 
 def metric_order() -> list[str]:
@@ -421,6 +435,8 @@ def compare_logs(
     reward = None
     from_start = []
     before_updates = []
+    alike: list[str] = []
+    has_other_reward = False
     first_step = a[0]["step"] if a[0]["step"] == b[0]["step"] else None
     components = (components_of(courses[0]), components_of(courses[1]))
     for name in [*metric_order(), *_shared_components(*components)]:
@@ -450,6 +466,10 @@ def compare_logs(
         is_before_updates = is_first and name != "learning_rate"
         if is_before_updates and differ_at_first(values_a, values_b):
             before_updates.append(name)
+        if is_before_updates and name in OF_ANSWERS and values_a[0] == values_b[0] and len({*values_a}) > 1:
+            alike.append(name)
+        if is_before_updates and name == "reward" and values_a[0] != values_b[0]:
+            has_other_reward = True
         difference = parting(name, steps, values_a, values_b)
         if difference is not None:
             parted.append(difference)
@@ -492,6 +512,7 @@ def compare_logs(
         components=_other_components(*components),
         from_start=from_start,
         before_updates=before_updates,
+        alike_but_for_reward=alike if has_other_reward and len(alike) >= FEWEST_ALIKE else (),
         steps_an_epoch=steps_an_epoch,
     )
 
@@ -744,7 +765,8 @@ def first_difference(
         if length == min(window, len(distances)):
             row = _row_of_change(a, b, start - length + 1, window)
             end = min(n, row + window)
-            return MetricDifference(name, steps[row], fmean(a[row:end]), fmean(b[row:end]), noise)
+            ends = (fmean(a[-window:]), fmean(b[-window:]))
+            return MetricDifference(name, steps[row], fmean(a[row:end]), fmean(b[row:end]), noise, ends=ends)
     return None
 
 

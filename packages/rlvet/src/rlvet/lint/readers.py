@@ -134,7 +134,7 @@ def _read_text(text: str, name: str, path: str) -> list[Configuration]:
         if suffix in OUTPUTS and any(
             map(has_training_metric, chain.from_iterable(printed_trainings(text)[0]))
         ):
-            reading = f"`rlvet diagnose {path}` reads it, and checks the settings that it prints"
+            reading = f"`rlvet diagnose {path}` reads it, and checks its configuration if it prints one"
             raise OtherFormat(f"{path} is the output of a run: {reading}")
         configurations = _read_shell(text, path)
         if not configurations and suffix not in SHELL and may_configure(text):

@@ -45,8 +45,8 @@ REMEMBERED = 2**18
 """Number of the last sequences that are remembered to recognise a repeated one."""
 
 NEW_SHARE = 0.1
-"""Share of new sequences above which a loss belongs to the first pass over its batch. Its other sequences are then
-equal answers, not repetitions."""
+"""Share of new sequences above which a loss belongs to the first pass over its batch, if some of an earlier pass are not
+known. Its other sequences are then equal answers, not repetitions."""
 
 FEWEST_SHIFTED = 20
 """Number of tokens below which a shift of a column is not tested."""
@@ -520,9 +520,12 @@ class FirstPassCollector:
         unknown = np.array([first_record is None for first_record in first_records], np.bool_)
 
         # Answers in one pass over a batch may be equal, so a known hash is not always a repetition. It is none if the
-        # sequence was first recorded in the same update, or if this loss has many new sequences of the same batch.
+        # sequence was first recorded in the same update, or if this loss has new sequences of the same batch. Those
+        # that were left out of an earlier pass as damaged, or forgotten, may be new in a later one, but they are few.
         update = -1 if batch.update is None else batch.update
-        has_new = int((unknown & not_empty).sum()) > NEW_SHARE * int(not_empty.sum())
+        may_be_unknown = self._bad_sequences > 0 or len(self._sequence_hashes) >= REMEMBERED
+        fewest_new = NEW_SHARE * int(not_empty.sum()) if may_be_unknown else 0
+        has_new = int((unknown & not_empty).sum()) > fewest_new
         in_same_pass = np.zeros(len(keys), np.bool_)
         for row, first_record in enumerate(first_records):
             if first_record is None:

@@ -139,6 +139,7 @@ class Log:
             notes.append(
                 f"{key} is {missing.placeholder:g} in every row, as it is logged if there is no value, and is not read"
             )
+        notes += _notes_on_other_quantities(coverage.read, framework)
         if is_without_steps:
             notes.append(STEPS_COUNTED)
         unread_values = _values_without_number(raw, coverage)
@@ -263,6 +264,20 @@ def _values_without_number(raw: CompactRows, coverage: _Coverage) -> dict[str, t
                 count, first = values.get(key, (0, str(value)[:40]))
                 values[key] = (count + 1, first)
     return values
+
+
+def _notes_on_other_quantities(read: Mapping[str, tuple[str, ...]], framework: str) -> list[str]:
+    """Return a sentence on each key that has the name of one quantity and is read as another one."""
+    notes = []
+    for quantity, keys in read.items():
+        for key in keys:
+            name = key.rpartition("/")[2].lower()
+            if name in QUANTITIES and name != quantity and quantity in QUANTITIES and name not in read:
+                notes.append(
+                    f"the key {key} is read as {quantity}, as frameworks with these keys log it ({framework}), and not "
+                    f"as {name}; if it is that: --map {name}={key}"
+                )
+    return notes
 
 
 def _has_summary(raw: CompactRows) -> bool:

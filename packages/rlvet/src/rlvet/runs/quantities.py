@@ -358,7 +358,8 @@ def sources(
         # Exact keys come first: ``critic/grad_norm`` ends like a key of another framework.
         for candidates in candidates_of_keys:
             source = next((entry for entry in entries if entry.key in candidates), None)
-            if source is not None:
+            # A key that the user names is no other quantity.
+            if source is not None and candidates[source.key] not in user_keys:
                 result[quantity] = source._replace(key=candidates[source.key])
                 break
     if EVALUATION not in result:

@@ -72,7 +72,7 @@ class Setup:
     values: Mapping[str, Value] = field(default_factory=dict, compare=False, repr=False)
     """Settings of the run's configuration by quantity: ``learning rate``, ``group size``, ``length cap``,
     ``temperature``, ``estimator`` (of advantages), ``weight level`` (of importance weights), ``reward scale``,
-    ``KL term``, ``entropy bonus``, ``training steps``, ``LoRA rank``, ``model``, ``optimizer``."""
+    ``KL term``, ``entropy bonus``, ``training steps``, ``saving``, ``LoRA rank``, ``model``, ``optimizer``."""
 
     def number(self, name: str) -> float | None:
         """Return the value of a setting that is a number; None if it is not known.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rlvet._numbers import format_step
-from rlvet.checks.course import Case, find_jump
+from rlvet.checks.course import Case, Jump, find_jump
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.results import change_text, lacks_rows, undecided_check
 from rlvet.checks.log.reward import check_fall
@@ -28,6 +30,17 @@ DATA_CHANGE = Kind(
     source="a simulated curriculum of `benchmarks/doctor`",
     scenarios=("harder prompts from one step on",),
 )
+
+
+MOST_BEFORE = 0.2
+"""Share of the rows before a jump that may be on the other side of it."""
+
+
+def _comes_back(rewards: Sequence[float], jump: Jump) -> bool:
+    """Return whether a reward that jumps up had that level before, and had lost it."""
+    middle = (jump.before + jump.after) / 2
+    above = sum(reward > middle for reward in rewards[: jump.row])
+    return jump.after > jump.before and above > MOST_BEFORE * jump.row
 
 
 @LOGS.check(
@@ -61,6 +74,8 @@ def check_data(case: Case) -> Finding:
     if "reward" not in jumps or "length" not in jumps:
         # A level that is lost and comes back is no jump, but none that stays either.
         return undecided_check("the reward falls") if fall.cause else finding
+    if _comes_back(course.series("reward").values, jumps["reward"]):
+        return undecided_check("the reward comes back to a level that it had before")
     row = jumps["length"].row
     simultaneous = {name: jump for name, jump in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
     if "reward" not in simultaneous:

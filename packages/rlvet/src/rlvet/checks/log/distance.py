@@ -11,7 +11,16 @@ from collections.abc import Sequence
 from statistics import median
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Case, Course, Series, begins_in_the_middle, earliest_onset, rises, tenths
+from rlvet.checks.course import (
+    Case,
+    Course,
+    Series,
+    begins_in_the_middle,
+    earliest_onset,
+    first_window,
+    rises,
+    tenths,
+)
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.movement import NEAR_REFERENCE
 from rlvet.checks.log.results import (
@@ -296,6 +305,10 @@ def check_divergence(case: Case) -> Finding:
             measure = "median KL to the reference in the last log steps"
             finding = passed_check(kl, median(kl.values[rows]), measure, rows)
     start = earliest_onset(kl, lambda mean: mean > LARGE_KL)
+    first = first_window(kl, lambda mean: mean > LARGE_KL)
+    before = ""
+    if first is not None and start is not None and first[0] < start:
+        before = f"; a mean of {first[1]} log steps was above {LARGE_KL:g} first from step {format_step(first[0])} on"
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
     change = change_text(kl.values[0], kl.last)
     if grew:
@@ -303,6 +316,7 @@ def check_divergence(case: Case) -> Finding:
         peak = max(kl.values)
         if peak > PEAK * kl.last:
             cause = f"{cause}, and up to {format_number(peak)} between"
+        cause = f"{cause}{before}"
         return finding.failed(KL_DRIFT, cause, severity=severity, onset=start, quantities=["kl"])
     rows_above = sum(value > LARGE_KL for value in kl.values)
     cause = (

@@ -189,7 +189,9 @@ def check_agreement(case: Case) -> Finding:
         is_unclear = is_unclear or max(metric.last, late) > distance.limit or _grew(metric, distance)
 
     weight = course.series("importance_weight")
-    if weight.values and _weight_level(course, setup) == "token":
+    if weight.values and set(weight.values) == {1.0} and finding.ok is None:
+        finding = undecided_check("the importance weight is 1 in each row, as one that is not computed")
+    elif weight.values and _weight_level(course, setup) == "token":
         if finding.ok is None:
             measure = "mean importance weight, last tenth"
             finding = passed_check(weight, weight.last, measure, last_tenth(weight))

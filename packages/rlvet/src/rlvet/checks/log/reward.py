@@ -80,9 +80,7 @@ def describe_solved(reward: Series) -> str:
     """Return what is known of prompts whose groups have no spread, of a reward for which `is_solved` holds."""
     if _is_nearly_one(reward):
         return f"these prompts are solved (reward {format_number(reward.last)})"
-    return (
-        f"the reward has risen to {format_number(reward.last)}, near its best, so these prompts may be solved"
-    )
+    return f"the reward is {format_number(reward.last)} at the end, near its best, so these prompts may be solved"
 
 
 CONSTANT_ROWS = 20
@@ -546,6 +544,13 @@ DIP_ERRORS = 4.4
 """Standard errors above which a loss that came back is sure. One in thirty healthy simulated runs has such a part."""
 
 
+SHORT_DIP = 3
+"""Number of rows of the parts of a short loss that came back."""
+
+SHORT_DIP_ERRORS = 7.0
+"""Standard errors above which such a loss is sure, of which a run has many parts."""
+
+
 def dip_of(reward: Series) -> Dip | None:
     """Return where a run had surely lost much of its reward and got it back; None if it did not.
 
@@ -558,6 +563,11 @@ def dip_of(reward: Series) -> Dip | None:
         return None
     dip = find_dip(reward.values)
     if dip is None or dip.errors < DIP_ERRORS:
+        # A short one, such as one right after the first rows.
+        dip = find_dip(reward.values, SHORT_DIP)
+    if dip is None or dip.errors < (
+        DIP_ERRORS if dip.rows.stop - dip.rows.start > SHORT_DIP else SHORT_DIP_ERRORS
+    ):
         return None
     loss = min(dip.before, dip.after) - dip.within
     return dip if loss > LARGE_LOSS * (dip.before - min(0.0, dip.within)) else None
