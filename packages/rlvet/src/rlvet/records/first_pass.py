@@ -45,8 +45,8 @@ REMEMBERED = 2**18
 """Number of the last sequences that are remembered to recognise a repeated one."""
 
 NEW_SHARE = 0.1
-"""Share of new sequences above which a loss belongs to the first pass over its batch, if some of an earlier pass are not
-known. Its other sequences are then equal answers, not repetitions."""
+"""Share of new sequences above which a loss belongs to the first pass over its batch, if some of an earlier pass are
+not known. Its other sequences are then equal answers, not repetitions."""
 
 FEWEST_SHIFTED = 20
 """Number of tokens below which a shift of a column is not tested."""
