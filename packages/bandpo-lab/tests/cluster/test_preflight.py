@@ -172,6 +172,12 @@ def test_the_machine_is_read(tmp_path, monkeypatch):
     assert read.free_space["checkpoints"] > 0
 
 
+def test_the_estimate_for_the_authors_settings_says_of_which_data_its_steps_are(tmp_path):
+    options = ["--model", "qwen2.5-3b-instruct", "--settings", "authors", "--output-dir", str(tmp_path)]
+    found = CliRunner().invoke(app, ["preflight", *options])
+    assert "The 769 steps are 10 epochs of the recommended data." in found.output
+
+
 def test_a_machine_without_a_gpu_says_so_and_lists_the_rest(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = CliRunner().invoke(
@@ -181,6 +187,7 @@ def test_a_machine_without_a_gpu_says_so_and_lists_the_rest(tmp_path, monkeypatc
     assert (
         "qwen2.5-3b-instruct: 108 s a step, 24 h for 769 steps, 194 GPU hours, $485 at $2.50" in found.output
     )
+    assert "10 epochs of the recommended data" not in found.output
     assert "stop  GPUs: nvidia-smi shows none" in found.output
     assert "shared memory: /dev/shm has" in found.output
     assert "eight GPUs:" in found.output

@@ -55,7 +55,13 @@ def preflight_command(
         parameters, _ = PARAMETERS[model]
         every, most = saving_settings(settings)
         checkpoints = Checkpoints(kept_checkpoints(RUN_STEPS, every, most), CHECKPOINT * parameters / 1e9)
-        echo(f"{model}: {estimate_of(model, gpus * nodes)}\n")
+        echo(f"{model}: {estimate_of(model, gpus * nodes)}")
+        if settings == "authors":
+            echo(
+                f"The {RUN_STEPS} steps are 10 epochs of the recommended data. The authors' data have another number "
+                "of problems: scale hours, price and checkpoints by your number of steps."
+            )
+        echo("")
     text, ready = report(examine_node(output_dir), gpus, nodes, checkpoints)
     echo(text)
     if not ready:

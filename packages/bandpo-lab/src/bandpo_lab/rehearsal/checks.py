@@ -169,7 +169,7 @@ def _check_loss(steps: dict[int, dict[str, float]], loss_mode: str) -> tuple[boo
         )
     metrics = ("actor/clip_high", "actor/clip_low", "actor/pg_clipfrac")
     values = ", ".join(f"{name} {last[name]:.2g}" for name in metrics if name in last)
-    return True, f"{loss_mode} ran in the worker, in the last step with {values}"
+    return True, f"{loss_mode} ran in the worker, in step {max(steps)} with {values}"
 
 
 _NEVER_CLIPPED = (
@@ -201,7 +201,8 @@ def _check_gradient_by_hand(
     if method.clip == Unclipped():
         clip = Check("clip", True, "the rule clips nothing")
     else:
-        share = f"the rule changed the gradient of {comparison.clipped} of {comparison.tokens} tokens in all steps"
+        tokens = f"{comparison.clipped} of {comparison.tokens} tokens"
+        share = f"the rule changed the gradient of {tokens} in the recorded losses"
         clip = _judge_clip(comparison.clipped > 0, share, expected)
 
     reference = "the library itself, whose formula has no second version,"
