@@ -1186,7 +1186,9 @@ def test_entropy_that_rose_before_it_was_lost_is_told():
         rows.append({"step": step, "reward": 0.3 + 0.01 * (step % 5), "entropy": entropy})
     (finding,) = [one for one in log_findings(rows) if one.code == "entropy-collapse"]
     assert finding.onset == 51
-    assert finding.cause.endswith("; before, it had risen to 6 (mean of a tenth of the run)")
+    assert finding.cause.partition(": the policy has stopped exploring")[0].endswith(
+        ", after the entropy had risen to 6 (mean of a tenth of the run)"
+    )
 
 
 def test_a_value_that_repeats_after_a_fall_may_be_its_effect():

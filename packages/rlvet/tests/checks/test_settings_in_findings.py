@@ -318,3 +318,23 @@ def test_each_alternative_of_a_remedy_is_known():
 def test_the_advice_on_large_steps_leads_to_a_usual_rate(tmp_path, rate, advice):
     run = write_run(tmp_path, TRL | {"learning_rate": rate}, kl=lambda t: 4.0 if t > 0.06 else 0.001)
     assert finding_of(diagnose(run), "step-too-large").advice.startswith(advice)
+
+
+def test_a_fault_of_the_configuration_is_named_above_the_findings(tmp_path):
+    run = write_run(
+        tmp_path, TRL | {"num_generations": 1, "generation_kwargs": {"temperature": 0.5}, "temperature": 1.0}
+    )
+    diagnosis = diagnose(run)
+    faults = [one.id for one in diagnosis.configuration.findings if one.severity in ("fix", "stop")]
+    assert "engine-temperature" in faults
+    line = (
+        f"to fix in the configuration before the next run, whatever it did in this one: {', '.join(faults)}"
+    )
+    assert line in str(diagnosis).split("\n")[:4]
+
+
+@pytest.mark.parametrize("strategy", ["no", "steps"])
+def test_advice_to_resume_says_if_no_checkpoint_was_saved(tmp_path, strategy):
+    run = write_run(tmp_path, TRL | {"save_strategy": strategy}, kl=lambda t: 4.0 if t > 0.4 else 0.001)
+    text = finding_of(diagnose(run), "kl-drift").advice
+    assert ("or begin again: by save_strategy=no, the trainer saved none" in text) == (strategy == "no")

@@ -11,6 +11,7 @@ from rlvet import diagnose
 from rlvet.compare import diff
 from rlvet.compare.keys import by_beginning, listed
 from rlvet.compare.logs import FEWEST_STEPS, compare_logs, first_difference, metric_order, window_of
+from rlvet.runs.logs import Log
 
 
 def rows(seed, steps=100, **curves):
@@ -635,3 +636,58 @@ def test_the_first_of_counted_rows_may_come_after_updates():
     b = rows(2, reward=lambda step: 0.2, entropy=lambda step: 9.0)
     assert compare_logs(a, b).before_updates == ["entropy"]
     assert compare_logs(a, b, are_steps_counted=True).before_updates == []
+
+
+def test_a_metric_that_parts_has_its_first_step_on_that_side_and_its_end(tmp_path):
+    def late(step):
+        return 3.0 if 3 <= step <= 60 else 0.0
+
+    a, b = rows(1, reward=learns, kl=flat), rows(2, reward=learns, kl=late)
+    for row in b[:2]:
+        row["kl"] = a[row["step"] - 1]["kl"] - 0.5
+    (parted,) = [one for one in compare_logs(a, b).parted if one.name == "kl"]
+    assert parted.step == 3
+    assert parted.b > parted.a
+    assert str(parted).endswith(", at the end {:.3g} | {:.3g}".format(*parted.ends))
+    assert parted.ends[1] < 0.1
+
+
+def test_equal_answers_with_other_rewards_at_the_first_step_are_told(tmp_path):
+    a = rows(1, reward=learns, length=lambda step: 100.0 + step, entropy=flat)
+    b = [
+        row | {"reward": row["reward"] + 0.3 * (step % 2)}
+        for step, row in enumerate(rows(2, reward=learns, length=lambda step: 100.0 + step, entropy=flat))
+    ]
+    b[0] |= {"length": a[0]["length"], "entropy": a[0]["entropy"], "reward": a[0]["reward"] - 0.01}
+    said = str(diff(*written(tmp_path, a, b)))
+    assert (
+        "\nlength, entropy are equal in all digits at the first step, and the reward is not: the reward function"
+        in said
+    )
+    b[0]["reward"] = a[0]["reward"]
+    assert "equal in all digits" not in str(diff(*written(tmp_path, a, b)))
+
+
+def test_an_unread_key_in_a_far_wider_range_is_told(tmp_path):
+    draw = random.Random(4)
+    logs = [
+        [row | {"loss": scale * draw.gauss(0, 1)} for row in rows(seed, reward=learns)]
+        for seed, scale in ((1, 0.01), (2, 1.0))
+    ]
+    said = str(diff(*written(tmp_path, *logs)))
+    ranges = [
+        f"{min(row['loss'] for row in log):.3g} to {max(row['loss'] for row in log):.3g}" for log in logs
+    ]
+    title = "not known to rlvet, with values in ranges of which one is 10 times the other or more (A | B)"
+    assert f"\n{title}: loss {' | '.join(ranges)}\n" in said
+
+
+def test_values_at_the_last_of_a_few_common_steps_are_those_of_that_step(tmp_path):
+    a, b = rows(1, reward=learns), rows(2, reward=learns)
+    for log, steps in ((a, (10, 20, 40)), (b, (10, 30, 40, 50))):
+        for row in log:
+            if row["step"] in steps:
+                row["eval_reward"] = row["step"] / 100 + (log is b)
+    assert compare_logs(*(Log.of(log).rows for log in (a, b))).last_values == {
+        "evaluation": "0.4 | 1.4 at step 40"
+    }

@@ -655,6 +655,15 @@ def test_a_group_with_the_default_estimator_is_found_unless_a_critic_is_configur
     assert ("critic-and-group" in [finding.id for finding in lint_findings(configuration)]) == found
 
 
+@pytest.mark.parametrize("coefficient", [-0.1, 0.1])
+def test_the_sign_of_the_kl_term_is_not_judged_of_early_versions_which_subtract_it(coefficient):
+    settings = f"{ACTOR}.kl_loss_coef={coefficient} {ACTOR}.use_kl_loss=True data.val_batch_size=128"
+    (configuration,) = parse_configurations(f"python -m verl.trainer.main_ppo {settings}".encode(), "run.sh")
+    report = lint_configurations([configuration], "run.sh")
+    assert "negative-kl" in [rule.id for rule in report.unchecked]
+    assert "negative-kl" not in [finding.id for finding in report.findings]
+
+
 @pytest.mark.parametrize(
     ("settings", "judged"),
     [

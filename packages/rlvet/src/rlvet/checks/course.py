@@ -511,13 +511,16 @@ def earliest_onset(metric: Series, condition: Callable[[float], bool]) -> float 
 
 
 def first_window(metric: Series, condition: Callable[[float], bool]) -> tuple[float, int] | None:
-    """Return the first step of the first window whose mean meets a condition, and its number of rows; None without one.
+    """Return the first step that meets a condition in the first window whose mean does, and the window's rows, or None.
 
     >>> first_window(Series(range(1, 41), [0.0] * 10 + [1.0] * 4 + [0.0] * 26), lambda mean: mean > 0.5)
     (11, 2)
     """
     window, parts = _parts(metric.values, condition)
-    return (metric.steps[parts[0][0]], window) if parts else None
+    if not parts:
+        return None
+    row = next(row for row in range(parts[0][0], len(metric.values)) if condition(metric.values[row]))
+    return metric.steps[row], window
 
 
 def _parts(values: Sequence[float], condition: Callable[[float], bool]) -> tuple[int, list[tuple[int, int]]]:

@@ -236,7 +236,7 @@ class Diagnosis:
         if self.no_verdict:
             values = values_without_verdict(Course(self.rows)) if self.rows else ""
             return [
-                *filter(None, [self.ending, self.for_a_verdict, values]),
+                *filter(None, [self.faults, self.ending, self.for_a_verdict, values]),
                 *self.near_limits,
                 *self.in_passing,
             ]
@@ -247,10 +247,21 @@ class Diagnosis:
             is_told = any(EVALUATION in finding.quantities for finding in self.findings)
             scores = "" if is_told else values_of_evaluation(Course(self.rows))
         return [
-            *filter(None, [self.ending, self.beginning, scores, constants, spikes]),
+            *filter(None, [self.faults, self.ending, self.beginning, scores, constants, spikes]),
             *self.near_limits,
             *self.in_passing,
         ]
+
+    @property
+    def faults(self) -> str:
+        """A sentence on faults of the configuration, which are below the findings; empty without any."""
+        findings = [] if self.configuration is None else self.configuration.findings
+        ids = [finding.id for finding in findings if is_at_least(finding.severity, "fix")]
+        if not ids:
+            return ""
+        return (
+            f"to fix in the configuration before the next run, whatever it did in this one: {', '.join(ids)}"
+        )
 
     @property
     def near_limits(self) -> list[str]:

@@ -80,6 +80,8 @@ class Side:
     """What `rlvet diagnose` says of its log in one line; empty for a configuration."""
     single_steps: str = ""
     """The sentence on its single log steps that are far above usual; empty without one."""
+    faults: str = ""
+    """A sentence on what `rlvet lint` finds in its configuration, but for notes; empty without any."""
     log: Log | None = None
     """Its log with the keys that were read; None for a configuration."""
     framework: str = ""
@@ -619,7 +621,9 @@ def diff(
         pairs = differing_pairs(Path(a), Path(b), known)
         printed = _printed_texts(Path(a), Path(b), known, pairs)
     remarks = [
-        tuple(filter(None, ["" if side.log is None else side.log.ending.text, side.single_steps]))
+        tuple(
+            filter(None, ["" if side.log is None else side.log.ending.text, side.single_steps, side.faults])
+        )
         for side in sides
     ]
     methods = _methods_of(first, second)
@@ -733,6 +737,7 @@ def _open_side(path: Path, names: Mapping[str, str] | None, run_name: str | None
         run.setup.method or "",
         _headline_with_others(diagnosis),
         in_single_steps(Course(rows), diagnosis.findings),
+        _faults_of_configuration(diagnosis),
         run.log,
         run.setup.framework or "",
         is_of_batches(run.setup),
@@ -748,6 +753,13 @@ def _headline_with_others(diagnosis: Diagnosis) -> str:
     others = {f"{one.code} ({one.severity})": None for one in findings[1:] if one.code != first.code}
     also = f"; also {', '.join(others)}" if others else ""
     return f"{first.severity}, {diagnosis.headline}{also}"
+
+
+def _faults_of_configuration(diagnosis: Diagnosis) -> str:
+    """Return a sentence on the findings on the configuration of a run, but for notes; empty without any."""
+    findings = [] if diagnosis.configuration is None else diagnosis.configuration.findings
+    texts = [f"{one.id} ({one.severity})" for one in findings if one.severity != "note"]
+    return f"in its configuration: {', '.join(texts)}" if texts else ""
 
 
 def _is_configuration_in_json(path: Path) -> bool:

@@ -44,6 +44,8 @@ class KeyComparison:
     """The keys of both logs of which all values of one run are above all of the other."""
     sure: Sequence[MeanDifference] = ()
     """The other keys of both logs whose means over the common steps surely differ."""
+    spreads: Sequence[str] = ()
+    """The other keys of both logs of which one run has values in a far wider range, each with the ranges."""
     unread: tuple[int, int] = (0, 0)
     """The number of keys of each log that were not read."""
     unread_of_both: Sequence[str] = ()
@@ -74,6 +76,11 @@ class KeyComparison:
             lines.append(
                 f"not known to rlvet, with means over the common steps that surely differ, each alone at 95 % (A | B): "
                 f"{listed(means)}"
+            )
+        if self.spreads:
+            lines.append(
+                f"not known to rlvet, with values in ranges of which one is {WIDER:g} times the other or more (A | B): "
+                f"{listed(self.spreads)}"
             )
         for name, keys in (("A", self.only_a), ("B", self.only_b)):
             if keys:
@@ -127,6 +134,7 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
     courses = (Course(a.rows), Course(b.rows))
     apart = []
     sure = []
+    spreads = []
     for key in shared:
         first, second = (course.series(key) for course in courses)
         if not first.values or not second.values:
@@ -140,15 +148,34 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
         difference = MeanDifference.of(key, steps, *values)
         if difference.higher:
             sure.append(difference)
+        elif _has_other_spread(*values):
+            ranges = [f"{format_number(min(of_run))} to {format_number(max(of_run))}" for of_run in values]
+            spreads.append(f"{key} {' | '.join(ranges)}")
     return KeyComparison(
         [key for key in a.unread if key not in of_b],
         [key for key in b.unread if key not in of_a],
         apart,
         sure,
+        spreads,
         unread,
         shared,
         logged,
     )
+
+
+WIDER = 10.0
+"""Ratio of the ranges of the values of two runs from which they are told."""
+
+
+def _has_other_spread(a: Sequence[float], b: Sequence[float]) -> bool:
+    """Return whether the values of one run are in a far wider range, also without the two farthest on each side.
+
+    >>> near = [0.1, 0.2] * 20
+    >>> _has_other_spread(near, [1.0, 9.0] * 20), _has_other_spread(near, [*near, 1, 9])
+    (True, False)
+    """
+    small, large = sorted(ordered[-3] - ordered[2] for ordered in (sorted(a), sorted(b)))
+    return large >= WIDER * small and large > 0
 
 
 def _all_keys(log: Log) -> set[str]:

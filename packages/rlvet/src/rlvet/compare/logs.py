@@ -457,9 +457,12 @@ def compare_logs(
             short.append(name)
             if len(steps) >= FEWEST_APART:
                 few.append(means_of_few_steps(name, values_a, values_b))
-            elif steps:
-                values = " | ".join(format_number(values[-1]) for values in (values_a, values_b))
-                last_values[name] = f"{values} at step {format_step(steps[-1])}"
+            else:
+                of_a, of_b = dict(first.points), dict(second.points)
+                last = max(of_a.keys() & of_b.keys(), default=None)
+                if last is not None:
+                    values = f"{format_number(of_a[last])} | {format_number(of_b[last])}"
+                    last_values[name] = f"{values} at step {format_step(last)}"
             continue
         longest = max(longest, window_of(len(steps)))
         is_first = first_step is not None and first_step <= 1 and not are_steps_counted
@@ -741,6 +744,12 @@ def parting(
     return difference
 
 
+def _first_apart(a: Sequence[float], b: Sequence[float], start: int, end: int) -> int:
+    """Return the first row of a window in which one run is above the other one as in its mean."""
+    difference = fmean(a[start:end]) - fmean(b[start:end])
+    return next((row for row in range(start, end) if (a[row] - b[row]) * difference > 0), start)
+
+
 def first_difference(
     name: str, steps: Sequence[float], a: Sequence[float], b: Sequence[float]
 ) -> MetricDifference | None:
@@ -765,6 +774,7 @@ def first_difference(
         if length == min(window, len(distances)):
             row = _row_of_change(a, b, start - length + 1, window)
             end = min(n, row + window)
+            row = _first_apart(a, b, row, end)
             ends = (fmean(a[-window:]), fmean(b[-window:]))
             return MetricDifference(name, steps[row], fmean(a[row:end]), fmean(b[row:end]), noise, ends=ends)
     return None

@@ -215,7 +215,7 @@ NEGATIVE_KL = partial(
     severity="look",
     title="the KL term pays for distance from the reference",
     effect="The coefficient times the KL is added to the loss, so that a negative one drives the policy away from the "
-    "reference. A fork that subtracts the term needs one.",
+    "reference. Forks and early versions that subtract the term need one.",
 )
 MEAN_DEPENDS_ON_MICRO_BATCH = partial(
     Rule,

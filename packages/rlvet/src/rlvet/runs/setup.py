@@ -102,7 +102,9 @@ class Setup:
         if self.framework is None:
             return ""
         framework_name = SETTINGS.get(self.framework, {}).get(name)
-        return f" ({framework_name})" if framework_name else ""
+        # Earlier versions of TRL have no bonus.
+        since = ", in newer versions" if name == "entropy bonus" and name not in self.values else ""
+        return f" ({framework_name}{since})" if framework_name else ""
 
     def excludes(self, alternative: str) -> bool:
         """Return True if the settings are known to leave nothing to change by an alternative.

@@ -379,6 +379,9 @@ FAR_SEQUENCE_WEIGHT = 1.25
 """The same for the weight of a sequence. Its mean is 1 unless weights are truncated or masked, which is a loss of
 gradient: huggingface/trl issue 5814 reports 0.4 to 0.7 where engine and trainer agree, and issue 4772 2.9."""
 
+MOST_FAR = 1 / 3
+"""Share of log steps with a weight beyond it up to which a run whose end has none passes."""
+
 GROWN = 1.5
 """Growth of the distance of tokens from which it is told beside the weights of their sequences."""
 
@@ -420,7 +423,13 @@ def check_weights(case: Case) -> Finding:
     measure = "mean importance weight of a sequence, last tenth"
     finding = passed_check(weight, weight.last, measure, last_tenth(weight))
     if 1 / FAR_SEQUENCE_WEIGHT <= weight.last <= FAR_SEQUENCE_WEIGHT:
-        return finding
+        far = sum(not 1 / FAR_SEQUENCE_WEIGHT <= value <= FAR_SEQUENCE_WEIGHT for value in weight.values)
+        if far <= MOST_FAR * len(weight.values):
+            return finding
+        return undecided_check(
+            f"{far} of {len(weight.values)} log steps have a mean weight beyond a factor of {FAR_SEQUENCE_WEIGHT:g}, "
+            "but not the last ones"
+        )
     if len(weight.values) < FEW_STEPS:
         return undecided_check(f"needs at least {FEW_STEPS} log steps")
     cause = f"the mean importance weight of a sequence is {format_number(weight.last)}"

@@ -74,6 +74,9 @@ ENTROPY_COLLAPSE = Kind(
     scenarios=("entropy collapses", "entropy collapse"),
 )
 
+AFTER_A_RISE = "lower the learning rate{learning rate}, as the entropy rose before it was lost"
+"""The remedy if it did, for which a bonus is none."""
+
 ENTROPY_RISE = 2.0
 """Growth of the entropy above which this is a fault, if it is also more than one nat per token."""
 
@@ -240,14 +243,18 @@ def check_entropy(case: Case) -> Finding:
     if collapsed and not rose and not solved:
         # A single row above the limit does not begin it anew.
         start = entropy.steps[lasting_row_below(entropy.values, ENTROPY_LEFT * first)]
-        cause = f"{change}: the policy has stopped exploring, and {reason}"
-        cause += f"{before_the_limit('entropy', entropy, start)}{_rise_between(entropy)}"
+        rise = _rise_between(entropy)
+        cause = f"{change}{rise}: the policy has stopped exploring, and {reason}"
+        cause += before_the_limit("entropy", entropy, start)
         # If the reward rose earlier, and some entropy is left or the reward is nearly at its largest, the collapse may
         # be the price of learning.
         rose_earlier = len(reward.values) >= 30 and rise_in_errors(reward) > 3
         learned = rose_earlier and (last > NEARLY_NO_ENTROPY * first or _is_nearly_solved(reward))
         severity = "look" if learned else "fix"
-        return finding.failed(ENTROPY_COLLAPSE, cause, severity=severity, onset=start, quantities=["entropy"])
+        finding = finding.failed(
+            ENTROPY_COLLAPSE, cause, severity=severity, onset=start, quantities=["entropy"]
+        )
+        return finding._replace(advice=AFTER_A_RISE) if rise else finding
 
     is_low = first < LOW_ENTROPY and fmean(entropy.values) < LOW_ENTROPY
     length = course.series("length")
@@ -274,7 +281,7 @@ def _rise_between(entropy: Series) -> str:
     highest = max(tenths(entropy.values), default=0.0) if len(entropy.values) >= 10 else 0.0
     if highest <= max(ENTROPY_RISE * entropy.first, entropy.first + 1):
         return ""
-    return f"; before, it had risen to {format_number(highest)} (mean of a tenth of the run)"
+    return f", after the entropy had risen to {format_number(highest)} (mean of a tenth of the run)"
 
 
 def expected_fall(course: Course) -> str:

@@ -186,6 +186,15 @@ def _truncates_without_weight(v: Values) -> bool:
     return not is_weighted and not v.get("distillation")
 
 
+def _pays_for_distance(v: Values) -> bool:
+    if v.setting("early") is not None:
+        raise UnknownValue(
+            "data.val_batch_size is of early versions of verl, which subtracted the KL term, so that a positive "
+            "coefficient paid for distance"
+        )
+    return bool(v.in_loss) and v.loss_coefficient < 0
+
+
 def _kl_has_no_effect(v: Values) -> bool:
     """Return whether a coefficient of a KL term is set without its switch, and no term is used.
 
@@ -459,11 +468,12 @@ VERL = Framework(
             reads={
                 "loss_coefficient": f"{ACTOR}kl_loss_coef",
                 "in_loss": f"{ACTOR}use_kl_loss",
+                "early": "data.val_batch_size",
             },
-            condition=lambda v: v.in_loss and v.loss_coefficient < 0,
+            condition=_pays_for_distance,
             details="kl_loss_coef is {loss_coefficient}.",
             fix="actor_rollout_ref.actor.kl_loss_coef=0.001, or another positive one; or use_kl_loss=False",
-            source="verl 0.9.1, verl/workers/utils/losses.py:140",
+            source="verl 0.9.1, verl/workers/utils/losses.py:140; verl-project/verl pull request 179",
         ),
         Rule(
             id="kl-without-switch",
