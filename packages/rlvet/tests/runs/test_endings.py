@@ -119,7 +119,9 @@ def test_rows_that_were_written_late_do_not_hide_an_error(tmp_path):
     bars = "".join(f"\r {step}/1000 [5:53:20<9:07:20, 55.19s/it]" for step in range(1, 31))
     file = tmp_path / "train.log"
     file.write_text(bars + rows(0, 20) + OUT_OF_MEMORY + rows(20, 30))
-    assert read_log(file).ending.error.startswith("torch.OutOfMemoryError")
+    ending = read_log(file).ending
+    assert ending.error.startswith("torch.OutOfMemoryError")
+    assert ending.text.startswith("after the last step of its progress bar, the output has an error: ")
     # A bar that goes on shows that the run has.
     file.write_text(bars + rows(0, 20) + OUT_OF_MEMORY + "\r 31/1000 [5:53:20<9:07:20]\n" + rows(20, 30))
     assert read_log(file).ending.error == ""

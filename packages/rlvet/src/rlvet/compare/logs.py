@@ -689,8 +689,33 @@ def steps_of_epoch(course: Course) -> float | None:
         of_epoch = (last - first) / (end - start)
         farthest = max(abs(start + (step - first) / of_epoch - epoch) for step, epoch in points)
         if farthest <= SAME_EPOCH * (end - start):
-            return round(of_epoch, 6)
+            return round(_within_rounding(points, of_epoch), 6)
     return None
+
+
+ROUNDING_OF_EPOCH = 0.005
+"""The largest error of an epoch that is logged with two decimals."""
+
+
+def _within_rounding(points: Sequence[tuple[float, float]], of_epoch: float) -> float:
+    """Return the number of steps in an epoch that all epochs with two decimals allow, or the given one.
+
+    Args:
+        points: Each step with its epoch.
+        of_epoch: The number by the first and the last of them, which is kept if they allow it, or have other decimals.
+
+    >>> round(_within_rounding([(step, round(step / 1255, 2)) for step in range(5, 400, 5)], 1234.0))
+    1255
+    """
+    low = max(step / (epoch + ROUNDING_OF_EPOCH) for step, epoch in points)
+    high = min(
+        (step / (epoch - ROUNDING_OF_EPOCH) for step, epoch in points if epoch > ROUNDING_OF_EPOCH),
+        default=math.inf,
+    )
+    is_rounded = all(round(epoch, 2) == epoch for _, epoch in points)
+    if not is_rounded or low <= of_epoch <= high or not low <= high < math.inf:
+        return of_epoch
+    return (low + high) / 2
 
 
 def _notes_on_epochs(a: float | None, b: float | None) -> list[str]:

@@ -51,6 +51,8 @@ class Ending(NamedTuple):
     """The step on the progress bar of the training and its number of steps; None without a bar."""
     has_summary: bool = False
     """True if the summary of a training that had ended follows its last row."""
+    rows_follow: bool = False
+    """True if rows follow the error, which a process writes at its end."""
 
     @property
     def is_early(self) -> bool:
@@ -70,6 +72,8 @@ class Ending(NamedTuple):
         if not self.error:
             return f"the progress bar of the output {self._bar_text}" if self._bar_text else ""
         after = "the training had ended" if self.has_summary else "its last row"
+        if self.rows_follow and not self.has_summary:
+            after = "the last step of its progress bar"
         bar = f"; its progress bar {self._bar_text}" if self._bar_text else ""
         return f"after {after}, the output has an error: {self.error!r}{bar}"
 
@@ -98,7 +102,7 @@ def ending_of(text: str, has_rows: Callable[[str], bool]) -> Ending:
     start, error = _last_error(text, goes_on)
     before = text[:start] if error else text
     _, summary, rest = before.rpartition(SUMMARY)
-    return Ending(error, bar, bool(summary) and not has_rows(rest))
+    return Ending(error, bar, bool(summary) and not has_rows(rest), bool(error) and has_rows(text[start:]))
 
 
 def _last_error(text: str, goes_on: Callable[[str], bool]) -> tuple[int, str]:
