@@ -80,6 +80,10 @@ def sampling_lines(args: BandGRPOConfig, rollout_setting: str, use_vllm: bool) -
     return []
 
 
+OF_BANDPO = {"BandAbove": "a combination of bandpo's own, whose upper bound is that of BandPO in"}
+"""Methods that the paper of their source does not have, with what they have of it."""
+
+
 def card_entries(args: Any) -> tuple[str, dict[str, str]]:
     """Return the method's name for a model card, and its paper in the form of TRL's ``_paper``.
 
@@ -96,6 +100,8 @@ def card_entries(args: Any) -> tuple[str, dict[str, str]]:
         name = f"{name} ({args.settings_on_card})"
 
     arxiv_id = METHODS[class_name].source if is_whole_method else ""
+    if class_name in OF_BANDPO:
+        return f"{name}, {OF_BANDPO[class_name]} [arXiv {arxiv_id}](https://arxiv.org/abs/{arxiv_id})", {}
     if not arxiv_id:
         return name, {}
     lines = [

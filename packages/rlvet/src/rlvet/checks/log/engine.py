@@ -15,7 +15,7 @@ from statistics import fmean, median
 from typing import NamedTuple
 
 from rlvet._numbers import format_number, format_step
-from rlvet.checks.course import Case, Course, Series, onset
+from rlvet.checks.course import Case, Course, Series, first_window, onset
 from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.liveness import Streak, streaks_of
 from rlvet.checks.log.results import (
@@ -448,4 +448,8 @@ def check_weights(case: Case) -> Finding:
         return not 1 / FAR_SEQUENCE_WEIGHT <= value <= FAR_SEQUENCE_WEIGHT
 
     start = onset(weight, is_far, is_far)
+    first = first_window(weight, is_far)
+    if first is not None and start is not None and first[0] < start:
+        beyond = f"a mean of {first[1]} log steps was beyond a factor of {FAR_SEQUENCE_WEIGHT:g} first"
+        cause = f"{cause}; {beyond} from step {format_step(first[0])} on"
     return finding.failed(SEQUENCE_WEIGHTS, cause, onset=start, quantities=["importance_weight"])
