@@ -58,6 +58,15 @@ def test_a_rule_of_no_paper(folder, tmp_path):
     assert "DeepSeekMath" not in written
 
 
+def test_a_combination_of_bandpos_own_is_not_called_that_of_the_paper(folder, tmp_path):
+    written = card(folder, tmp_path, method="BandAbove()")
+    assert (
+        ", a combination of bandpo's own, whose upper bound is that of BandPO in "
+        "[arXiv 2603.04918](https://arxiv.org/abs/2603.04918)."
+    ) in written
+    assert "introduced in" not in written
+
+
 def test_another_average_is_in_the_card(folder, tmp_path):
     written = card(folder, tmp_path, method="DAPO()", loss_type="grpo")
     assert "`DAPO(low=0.2, high=0.28)` (loss_type grpo, ratios per token), a method introduced in" in written
