@@ -116,7 +116,7 @@ def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
     if of is None:
         return [(match[1], match[2]) for match in pairs]
     # A name in a dictionary may be that of another setting elsewhere.
-    end = line.find("}", of.end()) % (len(line) + 1)
+    end = of.end() + len(line[of.end() :].partition("}")[0])
     return [
         (f"{of[1]}: {match[1]}" if of.end() <= match.start() < end else match[1], match[2]) for match in pairs
     ]

@@ -173,8 +173,8 @@ INTERRUPTION = re.compile(r"""(\{['"][^{}\n]*)(Traceback \(most recent call last
 LONGEST_INTERRUPTION = 2**14
 """The number of characters after the start of the message in which the end of the row is looked for."""
 
-END_OF_ROW = re.compile(r"""^([^{}\n]*['"]: [^{}\n]*\}) *$""", re.M)
-"""A line with the end of a row."""
+END_OF_ROW = re.compile(r"^([^{}\n]*+\}) *$", re.M)
+"""A line that may be the end of a row."""
 
 
 def _without_interruptions(text: str) -> tuple[str, int]:
