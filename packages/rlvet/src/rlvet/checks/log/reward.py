@@ -561,16 +561,13 @@ def dip_of(reward: Series) -> Dip | None:
     """
     if len(reward.values) < PLATEAU_STEPS:
         return None
-    dip = find_dip(reward.values)
-    if dip is None or dip.errors < DIP_ERRORS:
-        # A short one, such as one right after the first rows.
-        dip = find_dip(reward.values, SHORT_DIP)
-    if dip is None or dip.errors < (
-        DIP_ERRORS if dip.rows.stop - dip.rows.start > SHORT_DIP else SHORT_DIP_ERRORS
-    ):
-        return None
-    loss = min(dip.before, dip.after) - dip.within
-    return dip if loss > LARGE_LOSS * (dip.before - min(0.0, dip.within)) else None
+    # A short one may be right after the first rows.
+    for size, errors in ((0, DIP_ERRORS), (SHORT_DIP, SHORT_DIP_ERRORS)):
+        dip = find_dip(reward.values, size)
+        if dip is not None and dip.errors >= errors:
+            loss = min(dip.before, dip.after) - dip.within
+            return dip if loss > LARGE_LOSS * (dip.before - min(0.0, dip.within)) else None
+    return None
 
 
 def describe_dip(reward: Series, dip: Dip) -> str:
