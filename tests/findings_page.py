@@ -64,10 +64,8 @@ def section(kind: Kind) -> list[str]:
     """Return the lines about a kind of finding: a heading, its meaning and severity, and a line for each other part."""
     counts = first_lines().get(kind.code, FirstLines())
     logs = "log" if counts.logs == 1 else "logs"
-    trust = (
-        f"- **First line on:** {counts.logs} {logs} of other people, right or fair on {counts.right}, "
-        f"{counts.unseen} of these at first sight"
-    )
+    rated = f"right or fair on {counts.right}, {counts.unseen_text}"
+    trust = f"- **First line on:** {counts.logs} {logs} of other people, {rated}"
     evidence = ", ".join(f"`{name}`" if " " not in name else name for name in kind.evidence)
     first, *others = kind.condition.split("; ")
     measured = [f"- **Measured:** {first}", *(f"    - {part}" for part in others)]

@@ -251,7 +251,7 @@
     return element("details", { class: "reading" }, element("summary", {}, answer.counts),
       element("div", { class: "scrolling" }, element("table", {}, element("tr", {}, element("th", {}, "quantity"), element("th", {}, "key of the log")), ...rows)),
       element("dl", {}, ...row("not read", answer.unread.join(", ") || "every key was read"), ...row("passed", answer.passed.join("; ")),
-        ...row("cannot be tested", untested.join("; ")), ...row("files left out", listed(leftOut.map(({ path }) => path)))));
+        ...row("undecided", untested.join("; ")), ...row("files left out", listed(leftOut.map(({ path }) => path)))));
   }
 
   /** A form by which the user says under which key the log has a quantity; the command has --map for it. */

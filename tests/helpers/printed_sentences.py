@@ -320,7 +320,7 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "most answers are finished": many_are_cut,
     "rewards differ": rewards_are_equal,
     "half of the groups or more carry signal": groups_are_equal,
-    "entropy is not lost without a higher reward, and ends at most a nat, or twofold, higher": entropy_lost_or_random,
+    "entropy is not lost without a higher reward, nor ends both twofold and a nat higher": entropy_lost_or_random,
     "answers are less than a quarter longer at the end, or better too": only_longer,
     "the policy moves": policy_rests,
     "nothing changes suddenly in the last tenth of the run": last_part_is_other,

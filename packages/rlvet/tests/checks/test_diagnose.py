@@ -168,7 +168,8 @@ def test_a_plateau_is_found_and_explained(tmp_path):
         True,
     )
     assert re.search(
-        r"(it rises by at most 0\.0\d+|a rise( of more than 0\.0\d+)? is excluded) \(two standard errors\)$",
+        r"((it rises|a line through it rises by [\d.e-]+,) by at most 0\.0\d+"
+        r"|a rise( of more than 0\.0\d+)? is excluded) \(two standard errors\)$",
         diagnosis.findings[0].cause,
     )
     stuck = {"frac_reward_zero_std": lambda t: min(0.7, 0.2 + t), "entropy": lambda t: 1.2 * 0.05**t}

@@ -467,7 +467,7 @@ def test_a_jump_in_a_fall_is_no_change_of_prompts_and_what_follows_the_fall_lead
 def test_of_a_few_steps_without_a_right_answer_the_prompts_are_too_hard(steps):
     rows = [{"step": step, "reward": 0.01 * (step % 2), "dead": 1.0} for step in range(1, steps + 1)]
     (signal,) = [finding for finding in log_findings(rows) if finding.code == "no-signal"]
-    assert signal.cause.endswith("nearly no answer is right: the prompts are too hard")
+    assert signal.cause.endswith("nearly no answer is right: the prompts are probably too hard")
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.1925])
@@ -483,7 +483,9 @@ def test_a_gradient_of_0_is_no_broken_graph_if_the_rewards_of_each_group_are_equ
     assert ("no-step" in codes) == (spread > 0)
     assert codes[-2:] == ["truncated", "no-signal"]
     assert told[-2].cause.startswith("the mean length is 128 tokens, and exactly 128 in 14 of 14 log steps")
-    assert told[-1].cause.endswith("the prompts are too hard, or answers are cut off before their result")
+    assert told[-1].cause.endswith(
+        "the prompts are probably too hard, or answers are cut off before their result"
+    )
 
 
 LONG = "answers are less than a quarter longer at the end, or better too"
@@ -755,7 +757,7 @@ def test_a_log_on_which_an_earlier_version_was_wrong(name):
     # A run that has trained is not told what stops runs before their first step.
     assert "stops with an assertion" not in diagnosis.as_text(verbose=True)
     for line in str(diagnosis).splitlines():
-        assert not line.startswith(("passed", "cannot be tested"))
+        assert not line.startswith(("passed", "undecided"))
 
 
 def critic(**metrics):

@@ -217,8 +217,8 @@ def test_groups_without_signal_are_explained_and_the_level_is_justified():
 @pytest.mark.parametrize(
     ("reward", "words"),
     [
-        (0.92, "nearly all answers are right: the prompts are too easy"),
-        (0.04, "nearly no answer is right: the prompts are too hard"),
+        (0.92, "nearly all answers are right: the prompts are probably too easy"),
+        (0.04, "nearly no answer is right: the prompts are probably too hard"),
         (0.5, ""),
         (-0.5, ""),
         (3.0, ""),
@@ -228,7 +228,7 @@ def test_the_mean_reward_says_whether_prompts_are_too_easy_or_too_hard(reward, w
     rows = course(reward=lambda t: reward + 0.01 * (round(100 * t) % 2), **shares(0.7))
     cause = found(rows, "no-signal").cause
     assert words in cause
-    assert ("prompts are too" in cause) == bool(words)
+    assert ("the prompts are probably too" in cause) == bool(words)
 
 
 def noisy(steps, level, noise):
@@ -258,7 +258,9 @@ def test_a_plateau_is_undecided_if_the_reward_may_have_doubled_unseen():
     cause = found(noisy(400, 2.0, 0.1), "plateau").cause
     assert cause.startswith("mean reward 2")
     assert re.search(
-        r" from step 1 to 400, the whole run; it rises by at most [\d.]+ \(two standard errors\)", cause
+        r" from step 1 to 400, the whole run; (a line through it rises by [\d.e-]+, |it rises )by at most [\d.]+ "
+        r"\(two standard errors\)",
+        cause,
     )
     assert cause.endswith(" (two standard errors)")
 

@@ -236,6 +236,24 @@ def test_a_clip_acts_if_one_of_the_two_has_several_updates(write):
     assert names(several.differences) == ["clip above", "answers an update"]
 
 
+def test_the_number_of_updates_on_a_batch_is_told_where_it_differs(write):
+    size = "data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size={}"
+    said = str(diff(*write(VERL.format(size.format(64)), VERL.format(size.format(16)))))
+    assert (
+        "\nfrom these settings, updates on a batch: 1 | 4, and with one, every ratio is 1, and nothing is clipped\n"
+        in f"{said}\n"
+    )
+    same = str(diff(*write(VERL.format(size.format(64)), VERL.format(f"{size.format(64)} trainer.nnodes=2"))))
+    assert "updates on a batch" not in same
+
+
+def test_a_temperature_of_the_engine_alone_is_one_of_the_data(write):
+    other = TRL.format("generation_kwargs={'temperature': 0.7}")
+    (difference,) = diff(*write(TRL.format(""), other, (".py", ".py"))).configurations.differences
+    assert (difference.quantity.name, difference.quantity.effect) == ("engine's temperature", "data")
+    assert (difference.a.value, difference.b.value) == (None, 0.7)
+
+
 def test_the_engine_s_old_policy_makes_a_clip_act_at_one_update(write):
     size = (
         "data.train_batch_size=64 actor_rollout_ref.actor.ppo_mini_batch_size=64 "

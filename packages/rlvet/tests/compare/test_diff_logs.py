@@ -142,7 +142,8 @@ def test_a_metric_without_a_value_in_common_is_told_in_the_headline_and_is_a_dif
     assert [one.name for one in difference.logs.not_told_apart] == ["entropy"]
     assert difference.differs
     assert difference.headline == (
-        "none of 3 shared metrics parts by the rule, but 2 have no value in common: reward, clip"
+        "the reward is surely higher in B, and none of 3 shared metrics parts by the rule, but 2 have no value in "
+        "common: reward, clip"
     )
     assert (
         "\n\nno value in common, but no step from which the rule tells them apart (A | B, means at the end of the "
@@ -157,9 +158,9 @@ def test_a_metric_without_a_value_in_common_is_told_in_the_headline_and_is_a_dif
         row["reward"] = row["clip"] = 0.0
     difference = diff(*written(tmp_path, a, b))
     assert (difference.logs.apart, difference.differs) == ([], False)
-    assert (
-        difference.headline
-        == "the reward is surely higher in B, and none of 3 shared metrics parts by the rule"
+    assert difference.headline == (
+        "the reward is surely higher in B, and none of 3 shared metrics parts by the rule; without a value in common "
+        "from a step on: clip, reward"
     )
 
 
@@ -675,10 +676,13 @@ def test_an_unread_key_in_a_far_wider_range_is_told(tmp_path):
         for seed, scale in ((1, 0.01), (2, 1.0))
     ]
     said = str(diff(*written(tmp_path, *logs)))
-    ranges = [
-        f"{min(row['loss'] for row in log):.3g} to {max(row['loss'] for row in log):.3g}" for log in logs
-    ]
-    title = "not known to rlvet, with values in ranges of which one is 10 times the other or more (A | B)"
+    # What is printed is what was compared: without the two farthest values on each side.
+    ordered = [sorted(row["loss"] for row in log) for log in logs]
+    ranges = [f"{losses[2]:.3g} to {losses[-3]:.3g}" for losses in ordered]
+    title = (
+        "not known to rlvet, with values in ranges of which one is 10 times the other or more (A | B, without the 2 "
+        "farthest values on each side)"
+    )
     assert f"\n{title}: loss {' | '.join(ranges)}\n" in said
 
 
@@ -691,3 +695,57 @@ def test_values_at_the_last_of_a_few_common_steps_are_those_of_that_step(tmp_pat
     assert compare_logs(*(Log.of(log).rows for log in (a, b))).last_values == {
         "evaluation": "0.4 | 1.4 at step 40"
     }
+
+
+def test_the_means_are_of_the_rows_in_which_both_logs_have_the_metric(tmp_path):
+    """A log may lack the length of finished answers where none finished."""
+    a, b = rows(1, reward=learns), rows(2, reward=learns)
+    lacking = ({3, 4, 5, 40, 41}, {5, 6, 70})
+    for log, steps, length in zip((a, b), lacking, (14, 60), strict=True):
+        for row in log:
+            if row["step"] not in steps:
+                row["completions/mean_terminated_length"] = length + row["step"] % 7
+    of_both = [row for row in range(100) if a[row]["step"] not in lacking[0] | lacking[1]]
+    means = compare_logs(*(Log.of(log).rows for log in (a, b)))
+    (parted,) = (one for one in means.parted if one.name == "length_finished")
+    values = [[log[row]["completions/mean_terminated_length"] for row in of_both] for log in (a, b)]
+    assert (parted.a, parted.b) == tuple(fmean(of_run[:9]) for of_run in values)
+
+
+def test_logs_of_other_intervals_are_compared_at_the_steps_of_the_rarer_one():
+    often = [{"step": step, "reward": step / 100} for step in range(1, 101)]
+    rarely = [{"step": step + 0.5, "reward": step / 100} for step in range(2, 100, 4)]
+    (reward,) = compare_logs(often, rarely).not_told_apart
+    assert reward.whole.steps == len(rarely)
+    assert (reward.whole.a, reward.whole.b) == (pytest.approx(0.5), pytest.approx(0.5))
+
+
+def test_a_metric_without_a_value_in_common_at_its_end_is_told(tmp_path):
+    """Two lengths that swap often do not part by the rule, as one run may be ahead of the other."""
+
+    def swings(level):
+        return lambda step: 0.5 + 0.4 * (step % 9 < 5) if step < 85 else level
+
+    a = rows(1, steps=100, reward=learns, length=swings(0.9))
+    b = rows(2, steps=100, reward=learns, length=swings(0.2))
+    difference = diff(*written(tmp_path, a, b))
+    assert "length" not in {one.name for one in difference.logs.parted}
+    (length,) = difference.logs.disjoint_at_end
+    assert length.disjoint_end.first in (84, 85)
+    ends = [fmean(row["length"] for row in log if row["step"] >= length.disjoint_end.first) for log in (a, b)]
+    assert (length.disjoint_end.a, length.disjoint_end.b) == tuple(map(pytest.approx, ends))
+    said = str(difference)
+    title = "not parted, but no value in common from a step on (A | B, means from there to the end of the common steps)"
+    assert f"\n{title}: length {length.disjoint_end}\n" in said
+    assert difference.headline.endswith("; without a value in common from a step on: length")
+    assert not difference.differs
+
+
+def test_a_reward_with_hardly_a_value_in_common_has_the_line_with_its_interval(tmp_path):
+    a, b = rows(1, reward=learns), rows(2, reward=learns)
+    for row in b:
+        row["reward"] = row["reward"] + 0.6 if row["step"] > 1 else -9.0
+    difference = diff(*written(tmp_path, a, b))
+    assert [one.name for one in difference.logs.apart] == ["reward"]
+    assert re.search(r"\nreward .* 95 % interval .* surely higher in B", str(difference))
+    assert difference.as_json()["logs"]["reward"]["steps"] == 100

@@ -454,7 +454,7 @@ class Diagnosis:
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines.append(f"passed{part}: {passed}")
         if self.untested:
-            lines.append(f"cannot be tested: {self._untested_text()}")
+            lines.append(f"undecided: {self._untested_text()}")
         if self.replaced_keys:
             lines.append(f"read from another key: {self.replaced_text}")
         lines += _lines_of_keys(self.unread)

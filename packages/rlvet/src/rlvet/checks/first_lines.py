@@ -23,6 +23,15 @@ class FirstLines(NamedTuple):
     unseen: int = 0
     """The number on which it was right or fair before anything was changed with that log in view."""
 
+    @property
+    def unseen_text(self) -> str:
+        """How many of the logs on which it was right were so at first sight, in words."""
+        if not self.unseen:
+            return "none at first sight"
+        if self.unseen == self.right:
+            return "all at first sight" if self.right > 1 else "at first sight"
+        return f"{self.unseen} of the {self.right} at first sight"
+
 
 @cache
 def counts_by_code() -> dict[str, FirstLines]:
@@ -35,13 +44,13 @@ def how_sure(codes: Iterable[str]) -> str:
     """Return a sentence on how often codes were right as the first line; empty without a code.
 
     >>> how_sure(["kl-drift", "length-collapse"]).partition("fair: ")[2].partition(";")[0]
-    'kl-drift on 2 of 2 (1 at first sight), length-collapse never first yet'
+    'kl-drift on 2 of 2 (1 of the 2 at first sight), length-collapse never first yet'
     """
     clauses = []
     for code in dict.fromkeys(codes):
         counts = counts_by_code().get(code, FirstLines())
         if counts.logs:
-            clauses.append(f"{code} on {counts.right} of {counts.logs} ({counts.unseen} at first sight)")
+            clauses.append(f"{code} on {counts.right} of {counts.logs} ({counts.unseen_text})")
         else:
             clauses.append(f"{code} never first yet")
     if not clauses:

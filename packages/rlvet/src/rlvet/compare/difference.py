@@ -33,7 +33,7 @@ from rlvet.compare.logs import (
     compare_logs,
 )
 from rlvet.compare.settings import DEFAULTS, LONGEST_VALUE
-from rlvet.compare.vocabulary import Reading, Training
+from rlvet.compare.vocabulary import UPDATES, Reading, Training
 from rlvet.dispatch import diagnose, open_run
 from rlvet.errors import FileProblem, InvalidValue, RlvetError
 from rlvet.lint.checks import NO_CONFIGURATION
@@ -284,6 +284,8 @@ MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
 """The means that are printed of a metric that is apart."""
 MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common steps)"
 """The means that are printed of a metric that is not told apart."""
+MEANS_FROM_THERE = "(A | B, means from there to the end of the common steps)"
+"""The means that are printed of a metric whose runs have no value in common at their end."""
 MEANS_OF_ALL_STEPS = "(A | B, means over these steps, and in parentheses at their start → at their end)"
 """The means that are printed of a metric whose means surely differ."""
 MEANS_OF_FEW_STEPS = f"(A | B, means of the first {FEW_AT_AN_END} → of the last {FEW_AT_AN_END} of them)"
@@ -331,7 +333,10 @@ def _headline_of_logs(comparison: LogComparison) -> str:
             none = f"all values of {metrics} are equal in the common steps"
         elif comparison.reward is not None and comparison.reward.higher:
             none = f"the reward is surely higher in {comparison.reward.higher}, and {none}"
-        return f"{none}, but {len(apart)} {verb}: {names}" if apart else none
+        if apart:
+            none = f"{none}, but {len(apart)} {verb}: {names}"
+        disjoint = listed([one.name for one in comparison.disjoint_at_end])
+        return f"{none}; without a value in common from a step on: {disjoint}" if disjoint else none
     earliest = comparison.earliest
     if len(earliest) == 1:
         first = earliest[0].name
@@ -386,9 +391,18 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
             sure.append(metric.text_of_whole)
         else:
             near.append(str(metric))
+    disjoint = [f"{metric.name} {metric.disjoint_end}" for metric in comparison.disjoint_at_end]
+    farthest = [
+        f"{metric.name} {metric.farthest}"
+        for metric in comparison.not_told_apart
+        if metric.farthest is not None
+    ]
     told = [metric.name for metric in comparison.few]
+    means_of_windows = f"(A | B, means over up to {comparison.window} log steps)"
     metrics = {
+        f"not parted, but no value in common from a step on {MEANS_FROM_THERE}": disjoint,
         f"not told apart by the rule, though {FAR_APART:g} times apart or more at the end {MEANS_AT_BOTH_ENDS}": far,
+        f"not parted, but apart beyond the noise in some steps {means_of_windows}": farthest,
         f"{SURELY_APART} {MEANS_OF_ALL_STEPS}": sure,
         f"not told apart by the rule {MEANS_AT_BOTH_ENDS}": near,
         f"too few common steps for the rule {MEANS_OF_FEW_STEPS}": list(map(str, comparison.few)),
@@ -399,14 +413,6 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
         "only A has": comparison.only_a,
         "only B has": comparison.only_b,
     }
-    farthest = [
-        f"{metric.name} {metric.farthest}"
-        for metric in comparison.not_told_apart
-        if metric.farthest is not None
-    ]
-    if farthest:
-        means = f"(A | B, means over up to {comparison.window} log steps)"
-        metrics[f"not parted, but apart beyond the noise in some steps {means}"] = farthest
     lines += filter(None, [comparison.text_of_ends])
     lines += [f"{title}: {', '.join(names)}" for title, names in metrics.items() if names]
     return [*lines, *([] if keys is None else keys.lines), *comparison.notes]
@@ -436,6 +442,12 @@ def _lines_of_configurations(comparison: ConfigurationComparison, planned: str) 
             lines.append(f"   {planned}")
     if comparison.differences:
         lines.append("")
+    updates = [training.value(UPDATES) for training in (comparison.a, comparison.b)]
+    if None not in updates and updates[0] != updates[1]:
+        numbers = " | ".join(map(format_number, updates))
+        of_one = any(training.ratios_are_one for training in (comparison.a, comparison.b))
+        effect = ", and with one, every ratio is 1, and nothing is clipped" if of_one else ""
+        lines.append(f"from these settings, {UPDATES}: {numbers}{effect}")
     if comparison.unjudged:
         lines.append(f"effect not known: {_joined(map(str, comparison.unjudged))}")
     lines += _lines_of_undecided(comparison.undecided)

@@ -79,8 +79,8 @@ class KeyComparison:
             )
         if self.spreads:
             lines.append(
-                f"not known to rlvet, with values in ranges of which one is {WIDER:g} times the other or more (A | B): "
-                f"{listed(self.spreads)}"
+                f"not known to rlvet, with values in ranges of which one is {WIDER:g} times the other or more (A | B, "
+                f"without the {LEFT_OUT} farthest values on each side): {listed(self.spreads)}"
             )
         for name, keys in (("A", self.only_a), ("B", self.only_b)):
             if keys:
@@ -148,9 +148,11 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
         difference = MeanDifference.of(key, steps, *values)
         if difference.higher:
             sure.append(difference)
-        elif _has_other_spread(*values):
-            ranges = [f"{format_number(min(of_run))} to {format_number(max(of_run))}" for of_run in values]
-            spreads.append(f"{key} {' | '.join(ranges)}")
+            continue
+        ranges = [_range_of(of_run) for of_run in values]
+        if _is_far_wider(*ranges):
+            texts = [f"{format_number(low)} to {format_number(high)}" for low, high in ranges]
+            spreads.append(f"{key} {' | '.join(texts)}")
     return KeyComparison(
         [key for key in a.unread if key not in of_b],
         [key for key in b.unread if key not in of_a],
@@ -167,14 +169,27 @@ WIDER = 10.0
 """Ratio of the ranges of the values of two runs from which they are told."""
 
 
-def _has_other_spread(a: Sequence[float], b: Sequence[float]) -> bool:
-    """Return whether the values of one run are in a far wider range, also without the two farthest on each side.
+LEFT_OUT = 2
+"""Number of the smallest and of the largest values of a run that are left out of its range, as spikes."""
 
-    >>> near = [0.1, 0.2] * 20
-    >>> _has_other_spread(near, [1.0, 9.0] * 20), _has_other_spread(near, [*near, 1, 9])
+
+def _range_of(values: Sequence[float]) -> tuple[float, float]:
+    """Return the smallest and the largest value, but for `LEFT_OUT` on each side.
+
+    >>> _range_of([7.0, 1.0, 2.0, 3.0, -9.0, -8.0, 8.0])
+    (1.0, 3.0)
+    """
+    ordered = sorted(values)
+    return ordered[LEFT_OUT], ordered[-1 - LEFT_OUT]
+
+
+def _is_far_wider(a: tuple[float, float], b: tuple[float, float]) -> bool:
+    """Return whether one range is `WIDER` times the other or more.
+
+    >>> _is_far_wider((0.1, 0.2), (1.0, 9.0)), _is_far_wider((0.1, 0.2), (1.0, 1.9))
     (True, False)
     """
-    small, large = sorted(ordered[-3] - ordered[2] for ordered in (sorted(a), sorted(b)))
+    small, large = sorted(high - low for low, high in (a, b))
     return large >= WIDER * small and large > 0
 
 

@@ -225,6 +225,46 @@ class FarthestSteps:
         return f"{means} from step {format_step(self.first)} to {format_step(self.last)}"
 
 
+@dataclass(frozen=True)
+class DisjointEnd:
+    """The last common steps of a metric of two logs, from the first one on from which no value is in common."""
+
+    first: float
+    """The first of these steps."""
+    a: float
+    """The mean of the first run over them."""
+    b: float
+    """The mean of the second run."""
+
+    def __str__(self) -> str:
+        return f"from step {format_step(self.first)} on {format_number(self.a)} | {format_number(self.b)}"
+
+
+def disjoint_end(steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> DisjointEnd | None:
+    """Return the longest end of two curves without a value in common; None if it has fewer than `FEWEST_APART` steps.
+
+    Args:
+        steps: The common steps, (n,).
+        a: The values of the first run, (n,).
+        b: The values of the second run, (n,).
+
+    >>> str(disjoint_end(range(20), [0.5] * 20, [0.9] + [0.4, 0.6] * 5 + [0.2] * 9))
+    'from step 11 on 0.5 | 0.2'
+    """
+    start = len(steps)
+    lows, highs = [math.inf, math.inf], [-math.inf, -math.inf]
+    for row in reversed(range(len(steps))):
+        for run, values in enumerate((a, b)):
+            lows[run] = min(lows[run], values[row])
+            highs[run] = max(highs[run], values[row])
+        if not (lows[0] > highs[1] or lows[1] > highs[0]):
+            break
+        start = row
+    if len(steps) - start < FEWEST_APART:
+        return None
+    return DisjointEnd(steps[start], fmean(a[start:]), fmean(b[start:]))
+
+
 FARTHEST_ERRORS = 4.0
 """Standard errors of the difference of two such means above which it is told. It is the largest of all windows."""
 
@@ -269,16 +309,18 @@ class MetricMeans:
     """The means of the two runs over the first of few common steps; None if they are not told, or in ``whole``."""
     farthest: FarthestSteps | None = None
     """The steps in which the two runs are farthest apart; None if that is within the noise, or not told."""
+    disjoint_end: DisjointEnd | None = None
+    """The last steps without a value in common; None if they are fewer than `FEWEST_APART`, or not told."""
 
     @property
     def is_far(self) -> bool:
-        """True if one mean is `FAR_APART` times the other, or more.
+        """True if one mean is `FAR_APART` times the other, or more, and neither is 0, which has no ratio.
 
-        >>> [MetricMeans("grad_norm", *ends).is_far for ends in ((7e-5, 1.03), (2.3, 1.4), (0, 0))]
+        >>> [MetricMeans("grad_norm", *ends).is_far for ends in ((7e-5, 1.03), (2.3, 1.4), (0, 0.01))]
         [True, False, False]
         """
         small, large = sorted((abs(self.a), abs(self.b)))
-        return large >= FAR_APART * small and large > 0
+        return small > 0 and large >= FAR_APART * small
 
     @property
     def is_sure(self) -> bool:
@@ -336,7 +378,7 @@ class LogComparison:
     notes: Sequence[str] = ()
     """Sentences about what was compared."""
     reward: MeanDifference | None = None
-    """The difference of the reward; None if the reward is among the metrics that part or are apart, or is short."""
+    """The difference of the reward; None if the reward parts, or is short."""
     components: str = ""
     """A sentence on components of the reward that one run alone has; empty if both have the same, or a log has none."""
     from_start: Sequence[str] = ()
@@ -352,6 +394,11 @@ class LogComparison:
     def differs(self) -> bool:
         """True if a metric parts, or has no value in common."""
         return bool(self.parted or self.apart)
+
+    @property
+    def disjoint_at_end(self) -> list[MetricMeans]:
+        """The metrics that are not told apart, but have no value in common from a step on."""
+        return [one for one in self.not_told_apart if one.disjoint_end is not None]
 
     @property
     def text_of_ends(self) -> str:
@@ -481,10 +528,19 @@ def compare_logs(
         elif have_no_value_in_common(values_a, values_b, but_for=FEW_VALUES):
             overlaps = not have_no_value_in_common(values_a, values_b)
             apart.append(replace(means_at_the_end(name, values_a, values_b), overlaps=overlaps))
+            if name == "reward":
+                reward = MeanDifference.of(name, steps, values_a, values_b)
         else:
             means = MeanDifference.of(name, steps, values_a, values_b)
-            farthest = farthest_steps(steps, values_a, values_b)
-            not_told_apart.append(MetricMeans(name, *means.ends, whole=means, farthest=farthest))
+            not_told_apart.append(
+                MetricMeans(
+                    name,
+                    *means.ends,
+                    whole=means,
+                    farthest=farthest_steps(steps, values_a, values_b),
+                    disjoint_end=disjoint_end(steps, values_a, values_b),
+                )
+            )
             if name == "reward":
                 reward = means
     if not (parted or apart or not_told_apart or few):
@@ -727,10 +783,22 @@ def _notes_on_epochs(a: float | None, b: float | None) -> list[str]:
 
 
 def aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:
-    """Return the steps of the series that is logged less often, and the values of both series at these steps.
+    """Return the steps at which two series are compared, and the values of both series at these steps.
 
-    A series that has no value at a step has its value of the last step before it.
+    They are the steps at which both have a value. If these are less than half of the steps of the series that is logged
+    less often, as with other intervals of logging, they are its steps, and the other series has there its value of the
+    last step before.
+
+    >>> first = Course([{"step": step, "reward": step} for step in (1, 2, 3, 5, 6)]).series("reward")
+    >>> aligned(first, Course([{"step": step, "reward": 10 * step} for step in (1, 3, 4, 5, 6)]).series("reward"))
+    ([1, 3, 5, 6], [1, 3, 5, 6], [10, 30, 50, 60])
+    >>> aligned(first, Course([{"step": step, "reward": 10 * step} for step in (1.5, 3.5, 5.5)]).series("reward"))
+    ([1.5, 3.5, 5.5], [1, 3, 5], [15.0, 35.0, 55.0])
     """
+    of_first, of_second = dict(first.points), dict(second.points)
+    common = [step for step in first.steps if step in of_second]
+    if 2 * len(common) >= min(len(first.steps), len(second.steps)):
+        return common, [of_first[step] for step in common], [of_second[step] for step in common]
     if len(second.steps) < len(first.steps):
         steps, values_b, values_a = aligned(second, first)
         return steps, values_a, values_b

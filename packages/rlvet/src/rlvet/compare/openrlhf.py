@@ -179,6 +179,7 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "answers to a prompt": lambda s: s.number("rollout.n_samples_per_prompt"),
     "answers a batch": lambda s: s.number("rollout.batch_size") * s.number("rollout.n_samples_per_prompt"),
     "longest answer": _longest_answer,
+    "engine's temperature": lambda s: None,
     "top-p": _unless_one("rollout.top_p"),
     "groups left out": _left_out,
     "age of the data": _age,

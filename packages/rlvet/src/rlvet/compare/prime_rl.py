@@ -118,6 +118,7 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "answers a batch": _batch,
     "answers an update": _batch,
     "longest answer": _longest_answer,
+    "engine's temperature": lambda s: None,
     "top-p": _extra("top_p", 1.0),
     "top-k": _extra("top_k", -1.0),
     "min-p": _extra("min_p", 0.0),

@@ -306,6 +306,11 @@ def _data_set(s: Settings) -> str:
     return last_parts(s("dataset_name"), 2)
 
 
+def _engine_temperature(s: Settings) -> float | None:
+    name = "generation_kwargs.temperature"
+    return s.number(name) if s.is_set(name) else None
+
+
 def _top_k(s: Settings) -> float | None:
     return s.number_or_none("top_k") or None
 
@@ -355,6 +360,7 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "answers to a prompt": lambda s: s.number("num_generations"),
     "answers a batch": _answers_of_batch,
     "longest answer": lambda s: s.number("max_completion_length"),
+    "engine's temperature": _engine_temperature,
     "top-p": lambda s: None if s.number("top_p") == 1 else s.number("top_p"),
     "top-k": _top_k,
     "min-p": lambda s: s.number_or_none("min_p") or None,

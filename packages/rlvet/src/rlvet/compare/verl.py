@@ -346,6 +346,7 @@ QUANTITIES: Mapping[str, Callable[[Settings], Any]] = {
     "answers to a prompt": lambda s: s.number(f"{ROLLOUT}n"),
     "answers a batch": lambda s: s.number("data.train_batch_size") * s.number(f"{ROLLOUT}n"),
     "longest answer": _longest_answer,
+    "engine's temperature": lambda s: None,
     "top-p": _unless_one(f"{ROLLOUT}top_p"),
     "top-k": _positive_or_none(f"{ROLLOUT}top_k"),
     "min-p": lambda s: None,

@@ -71,6 +71,7 @@ QUANTITIES: tuple[Quantity, ...] = (
     Quantity("answers to a prompt", "data"),
     Quantity("answers a batch", "data"),
     Quantity("longest answer", "data"),
+    Quantity("engine's temperature", "data", none="the trainer's"),
     Quantity("top-p", "data"),
     Quantity("top-k", "data"),
     Quantity("min-p", "data"),

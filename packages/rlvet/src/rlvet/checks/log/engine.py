@@ -166,7 +166,7 @@ def check_agreement(case: Case) -> Finding:
         return synchronisation
 
     finding = undecided_check("no distance of the two is logged")
-    is_unclear = False
+    unclear = []
     ages = course.series("staleness").values
     mean_age = fmean(ages) if ages else 0.0
     age_text = ""
@@ -186,7 +186,12 @@ def check_agreement(case: Case) -> Finding:
             start = onset(metric, lambda mean, limit=distance.limit: mean > limit)
             quantities = [name, *age_quantities]
             return finding.failed(ENGINE_MISMATCH, cause, STALE_WEIGHTS, onset=start, quantities=quantities)
-        is_unclear = is_unclear or max(metric.last, late) > distance.limit or _grew(metric, distance)
+        if max(metric.last, late) > distance.limit:
+            means = f"{format_number(late, 2)} in the later half, {format_number(metric.last, 2)} in the last tenth"
+            unclear.append(f"{distance.description} is {means}, on both sides of {distance.limit:g}")
+        elif _grew(metric, distance):
+            change = change_text(metric.first, metric.last)
+            unclear.append(f"{distance.description} grew {change}, {TENTHS}, and is still small")
 
     weight = course.series("importance_weight")
     if weight.values and set(weight.values) == {1.0} and finding.ok is None:
@@ -196,7 +201,7 @@ def check_agreement(case: Case) -> Finding:
             measure = "mean importance weight, last tenth"
             finding = passed_check(weight, weight.last, measure, last_tenth(weight))
         if not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
-            is_unclear = True
+            unclear.append(f"the mean importance weight is {format_number(weight.last, 2)} in few rows")
             if len(weight.values) >= FEW_STEPS:
                 return _far_weight(weight, age_text, age_quantities)
 
@@ -209,8 +214,8 @@ def check_agreement(case: Case) -> Finding:
         for streak in streaks_of(course, name):
             if streak.state == "high" and streak.evidence >= CLEAR_PART:
                 return _far_part(course, name, distance, streak)
-    if is_unclear:
-        return undecided_check("their distance is large, or has grown, in a part of the run")
+    if unclear:
+        return undecided_check("; ".join(unclear))
     return finding
 
 

@@ -184,7 +184,7 @@ def _flat_since(case: Case) -> float:
 @LOGS.check(
     "entropy of the policy",
     after="shorter answers",
-    tested="entropy is not lost without a higher reward, and ends at most a nat, or twofold, higher",
+    tested="entropy is not lost without a higher reward, nor ends both twofold and a nat higher",
     explained="entropy does not fall to near 0 without a higher reward, and does not grow far above its start",
     reports=(ENTROPY_COLLAPSE, ENTROPY_RISES, LOW_ENTROPY_AT_START),
 )

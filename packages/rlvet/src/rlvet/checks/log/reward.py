@@ -737,7 +737,10 @@ def check_plateau(case: Case) -> Finding:
         of_more = f" of more than {format_number(largest_rise_in_fall, 2)}" if largest_rise_in_fall else ""
         cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
-        cause = f"{cause}; it rises by at most {largest_rise} (two standard errors)"
+        estimate = (
+            f"a line through it rises by {format_number(slope.rise, 2)}, " if slope.rise > 0 else "it rises "
+        )
+        cause = f"{cause}; {estimate}by at most {largest_rise} (two standard errors)"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
     rates = course.series("learning_rate")

@@ -76,7 +76,7 @@ NO_SIGNAL = Kind(
 EASY = 0.9
 """Mean of rewards between 0 and 1 from which groups have equal rewards because nearly all answers are right."""
 
-TOO_EASY = "the prompts are too easy"
+TOO_EASY = "the prompts are probably too easy"
 """The reason why groups have equal rewards if nearly all answers are right."""
 
 DROP_PROMPTS = "drop such prompts, sample harder ones, or more answers to each"
@@ -359,7 +359,7 @@ def _why_equal(reward: Series, course: Course) -> str:
         return f"{text} any more: it was {format_number(_best_mean(reward))} in the best tenth of the run"
     cut = course.series("cut")
     is_cut = has_one_length(course) or (bool(cut.values) and fmean(cut.later_half) > MOST)
-    return f"{text}: the prompts are too hard" + (
+    return f"{text}: the prompts are probably too hard" + (
         ", or answers are cut off before their result" if is_cut else ""
     )
 
