@@ -36,6 +36,9 @@ from pages import ROOT, commands
 from rlvet.errors import InvalidValue
 from variants import names
 
+# A rehearsal trains twice, and each of its trainings may take as long as its own limit allows.
+pytestmark = pytest.mark.timeout(1800)
+
 PAGE = ROOT / "docs/paper.md"
 REPORT = ROOT / "research/reports/recipes.md"
 ONE_CARD = ROOT / "research/reports/one-card.md"
@@ -240,7 +243,7 @@ def run(command: str, folder: Path, environment: dict[str, str]) -> subprocess.C
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=500,
+        timeout=1700,
     )
 
 

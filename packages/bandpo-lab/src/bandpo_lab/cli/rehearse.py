@@ -22,7 +22,7 @@ def rehearse_command(
     steps: Annotated[int, typer.Option(min=1, help="Training steps before the checkpoint.")] = 2,
     timeout: Annotated[
         float, typer.Option(min=1, help="Time limit of each of the two runs, in seconds.")
-    ] = 300.0,
+    ] = 900.0,
     right_answer: Annotated[
         str | None, typer.Option(help="An answer that your reward accepts, with {0} for the ground truth.")
     ] = None,

@@ -88,7 +88,7 @@ def rehearse(
     mode: ModeName = "sync",
     config_dir: Path | None = None,
     steps: int = 2,
-    timeout: float = 300.0,
+    timeout: float = 900.0,
     right_answer: str = RIGHT_ANSWER,
     stand_in: bool = False,
     folder: Path | None = None,
