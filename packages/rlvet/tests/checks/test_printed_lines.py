@@ -199,7 +199,7 @@ def test_nearly_all_is_not_all():
 
 def test_hours_have_no_exponent():
     diagnosis = diagnose_rows(course(kl=lambda t: 3 * t, step_time=lambda t: 15_000.0))
-    assert re.search(r"since step \d+, that is 1\d\d of 167 hours on each GPU", str(diagnosis))
+    assert re.search(r"since step \d+; from there on: 1\d\d of 167 hours on each GPU", str(diagnosis))
     diagnosis = diagnose_rows(course(kl=lambda t: 3 * t, step_time=lambda t: 15.0))
     assert "of 10 minutes on each GPU" in str(diagnosis)
 

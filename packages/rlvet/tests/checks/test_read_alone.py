@@ -280,10 +280,10 @@ def test_the_number_of_values_behind_a_figure_is_the_number_that_it_uses():
 
 def test_what_a_finding_concerns_is_said_in_log_steps_and_hours():
     text = str(diagnose_rows(course(cut=lambda t: 0.9)))
-    assert "\n   since step 1, that is 100 of 100 log steps\n" in text
+    assert "\n   since step 1; from there on: 100 of 100 log steps\n" in text
     assert "cost" not in text
     text = str(diagnose_rows(course(cut=lambda t: 0.9, step_time=lambda t: 36.0)))
-    assert "\n   since step 1, that is 1 of 1 hours on each GPU\n" in text
+    assert "\n   since step 1; from there on: 1 of 1 hours on each GPU\n" in text
 
 
 def test_a_fall_of_the_reward_is_no_evidence_of_no_movement():
@@ -408,3 +408,13 @@ def test_scores_on_other_prompts_and_a_log_without_a_verdict_are_told_with_their
     scored[29]["eval_reward"] = 0.4
     scored[59]["eval_reward"] = 0.3
     assert "\nscore on other prompts, in 2 log steps: evaluation 0.4 → 0.3\n" in str(diagnose_rows(scored))
+
+
+def test_the_number_of_rows_with_a_reward_is_told_where_it_is_not_that_of_all():
+    rows = [{"step": step, "entropy": 1.0, "kl": 0.01} for step in range(1, 61)]
+    for row in rows[::2]:
+        row["reward"] = row["step"] / 100
+    assert "in 60 log steps, 30 of them with a reward, from step 1 to 60" in str(diagnose_rows(rows))
+    for row in rows:
+        row["reward"] = row["step"] / 100
+    assert "in 60 log steps, from step 1 to 60" in str(diagnose_rows(rows))

@@ -1,5 +1,6 @@
 import json
 import os
+import random
 import re
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bandpo.replay.record import method_of
 from rlvet import diagnose
 from rlvet.cli.app import app
 from rlvet.runs.configs import read_setup
-from rlvet.runs.logs import read_log
+from rlvet.runs.logs import Log, read_log
 from rlvet.runs.setup import Setup
 from rlvet.runs.summary import summarize
 
@@ -191,3 +192,41 @@ def test_a_run_folder_says_its_method(tmp_path):
     assert read_setup(tmp_path, rows, "GSPO()") == Setup("trl", "GSPO()")
     (tmp_path / "config.yaml").write_text("model: other\n")
     assert read_setup(tmp_path, rows).method is None
+
+
+def written_in_each(every, blocks, **metrics):
+    """Return rows as a callback writes them at each step from what the trainer logs every few steps."""
+    draw = random.Random(1)
+    rows = []
+    for block in range(blocks):
+        values = {name: round(draw.random(), 6) for name in metrics}
+        rows += [{"step": block * every + row + 1, "epoch": row, **values} for row in range(every)]
+    return rows
+
+
+def test_rows_that_repeat_what_was_last_logged_are_read_once():
+    rows = written_in_each(10, 40, reward=0, kl=0, my_loss=0)[3:-2]
+    log = Log.of(rows)
+    assert [row["step"] for row in log.rows] == [4, *range(11, 400, 10)]
+    assert [row["reward"] for row in log.rows] == [
+        row["reward"] for row in rows if row["epoch"] == 0 or row["step"] == 4
+    ]
+    (note,) = (note for note in log.notes if "copies" in note)
+    assert note.startswith(f"{len(rows) - 40} of {len(rows)} rows are copies of the one before")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        pytest.param([{"step": step, "reward": 0.0, "kl": 0.0} for step in range(100)], id="constant"),
+        pytest.param([{"step": step, "reward": step // 10 / 10} for step in range(80)], id="few"),
+        pytest.param(
+            [{"step": step, "reward": step % 7 // 3} for step in range(100)], id="stands still at times"
+        ),
+        pytest.param([{"step": step, "reward": step / 10} for step in range(100)], id="no copies"),
+    ],
+)
+def test_rows_of_a_run_that_stands_still_are_all_read(rows):
+    log = Log.of(rows)
+    assert len(log.rows) == len(rows)
+    assert not any("copies" in note for note in log.notes)

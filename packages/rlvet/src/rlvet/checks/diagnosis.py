@@ -339,8 +339,10 @@ class Diagnosis:
             others = " (1 other has a quantity of these)"
         elif same:
             others = f" ({same} others have quantities of these)"
+        rewards = len(self._rewards.steps)
+        of_rewards = f", {rewards} of them with a reward," if 0 < rewards < len(self.rows) else ","
         return (
-            f"read {read_keys} of {keys} logged keys{others} in {len(self.rows)} log steps, "
+            f"read {read_keys} of {keys} logged keys{others} in {len(self.rows)} log steps{of_rewards} "
             f"from step {format_step(first)} to {format_step(last)} ({self.log.source})"
         )
 
@@ -657,7 +659,7 @@ def _finding_lines(number: int, finding: Finding, *, is_told: bool = False) -> l
     """
     lines = [f"{number}. {_codes(finding)} ({finding.severity}){'' if is_told else f': {finding.cause}'}"]
     if finding.onset is not None:
-        cost = f", that is {finding.cost}" if finding.cost else ""
+        cost = f"; from there on: {finding.cost}" if finding.cost else ""
         lines.append(f"   since step {format_step(finding.onset)}{cost}")
     if finding.evidence:
         lines.append(f"   measured: {finding.evidence}")

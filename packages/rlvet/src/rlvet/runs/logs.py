@@ -133,6 +133,8 @@ class Log:
         unread_summaries = len(summaries) - len(named_rows(summaries, names, framework))
         unread_rows = len(raw) - len(read_rows) - unread_summaries
         rows, notes = _merge_steps(read_rows)
+        rows, of_copies = _without_copies(rows)
+        notes += of_copies
         coverage = _coverage(raw, names, framework)
         for key, missing in unmeasured(raw, names, framework).items():
             coverage.drop(missing.quantity, key)
@@ -348,6 +350,37 @@ def _merge_steps(rows: CompactRows) -> tuple[CompactRows, list[str]]:
         )
     in_order = sorted(first_rows)
     return CompactRows(by_step.get(step) or rows[first_rows[step]] for step in in_order), notes
+
+
+FEWEST_BLOCKS = 10
+"""Number of blocks of equal rows from which these are copies of one."""
+
+
+def _without_copies(rows: CompactRows) -> tuple[CompactRows, list[str]]:
+    """Return the first row of each block of rows with equal values, and a sentence on those that were left out.
+
+    A program may write, at each step, what its trainer last logged. Its blocks have one length, but for the first and
+    the last. Other rows are returned as they are: a run may stand still for a while.
+    """
+    starts: list[int] = []
+    length = 0
+    before: dict[str, float] = {}
+    for number, row in enumerate(rows):
+        values = {key: value for key, value in row.items() if not BOOKKEEPING.search(key)}
+        if not starts or values != before:
+            if len(starts) > 1:
+                length = length or number - starts[-1]
+                if number - starts[-1] != length or length == 1:
+                    return rows, []
+            starts.append(number)
+        before = values
+    if len(starts) < FEWEST_BLOCKS:
+        return rows, []
+    note = (
+        f"{len(rows) - len(starts)} of {len(rows)} rows are copies of the one before, as values that are logged every "
+        f"{length} rows and written in each: one row of each {length} is read"
+    )
+    return CompactRows(rows[start] for start in starts), [note]
 
 
 def _mean_of_rows(rows: Iterable[dict[str, float]]) -> dict[str, float]:
