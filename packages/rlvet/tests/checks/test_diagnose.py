@@ -406,7 +406,7 @@ def test_identical_answers_come_before_what_they_look_like(tmp_path):
                 {"step": s} | ({"reward": 0.3 + s / 900} if s % 8 == 1 else {}) | {"loss": 0.1}
                 for s in range(1, 81)
             ],
-            "a log of about 240 steps always gets a verdict: 10 of 80 log steps have a reward, one in 8 steps",
+            "always enough for a verdict: a log of about 240 steps; 10 of 80 log steps have a reward, one in 8 steps",
         ),
         (
             [
@@ -421,7 +421,7 @@ def test_identical_answers_come_before_what_they_look_like(tmp_path):
         ),
         (
             [{"step": s, "reward": 0.3 + s / 900} for s in range(1, 20)],
-            "a log of about 30 steps always gets a verdict",
+            "always enough for a verdict: a log of about 30 steps",
         ),
         (
             [{"step": 10 * s, "reward": 0.3 + s / 900} for s in range(1, 7)],

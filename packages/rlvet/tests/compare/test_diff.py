@@ -247,6 +247,20 @@ def test_the_number_of_updates_on_a_batch_is_told_where_it_differs(write):
     assert "updates on a batch" not in same
 
 
+def test_a_warm_up_by_a_share_of_the_run_is_of_its_steps(write):
+    ratio = "actor_rollout_ref.actor.optim.lr_warmup_steps_ratio=0.1 trainer.total_training_steps={}"
+    found = diff(
+        *write(VERL.format(ratio.format(300)), VERL.format(ratio.format(700)))
+    ).configurations.differences
+    assert {one.quantity.name: (one.a.value, one.b.value) for one in found} == {
+        "warm-up": ("30 batches", "70 batches"),
+        "length of the run": ("300 batches", "700 batches"),
+    }
+    trl = [TRL.format(f"warmup_ratio=0.1, max_steps={steps}") for steps in (45, 90)]
+    found = diff(*write(*trl, (".py", ".py"))).configurations.differences
+    assert ("5 batches", "9 batches") in [(one.a.value, one.b.value) for one in found]
+
+
 def test_a_temperature_of_the_engine_alone_is_one_of_the_data(write):
     other = TRL.format("generation_kwargs={'temperature': 0.7}")
     (difference,) = diff(*write(TRL.format(""), other, (".py", ".py"))).configurations.differences

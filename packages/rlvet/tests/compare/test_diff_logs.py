@@ -142,25 +142,25 @@ def test_a_metric_without_a_value_in_common_is_told_in_the_headline_and_is_a_dif
     assert [one.name for one in difference.logs.not_told_apart] == ["entropy"]
     assert difference.differs
     assert difference.headline == (
-        "the reward is surely higher in B, and none of 3 shared metrics parts by the rule, but 2 have no value in "
-        "common: reward, clip"
+        "the reward is surely higher in B; 2 have no value in common: reward, clip; none of 3 shared metrics parts by "
+        "the rule"
     )
     assert (
-        "\n\nno value in common, but no step from which the rule tells them apart (A | B, means at the end of the "
+        "\n\nno value in common; no step from which the rule tells them apart (A | B, means at the end of the "
         "common steps):\n- reward 0 | 0.59\n- clip 0 | 0.0059\n\nnot told apart" in str(difference)
     )
     # A few values in common are told.
     b[7]["reward"] = b[9]["clip"] = 0.0
     difference = diff(*written(tmp_path, a, b))
-    assert difference.headline.endswith("but 2 have hardly a value in common: reward, clip")
+    assert "; 2 have no value in common, but for 1 in 20 of each run: reward, clip; " in difference.headline
     # More are enough.
     for row in b[7:14]:
         row["reward"] = row["clip"] = 0.0
     difference = diff(*written(tmp_path, a, b))
     assert (difference.logs.apart, difference.differs) == ([], False)
     assert difference.headline == (
-        "the reward is surely higher in B, and none of 3 shared metrics parts by the rule; without a value in common "
-        "from a step on: clip, reward"
+        "the reward is surely higher in B; no value in common from a step on: clip, reward; none of 3 shared metrics "
+        "parts by the rule"
     )
 
 
@@ -341,12 +341,11 @@ def test_a_metric_within_the_noise_whose_ends_are_far_apart_is_listed_apart(tmp_
         ("kl", False),
         ("reward", False),
     ]
-    title = (
-        "not told apart by the rule, though 10 times apart or more at the end (A | B, means at the start → at the end "
-        "of the common steps)"
+    surely = r"means over the 100 common log steps surely differ \([\d.]+ \| [\d.]+\)"
+    assert re.search(
+        rf"\n- grad_norm \d+ → 7e-5 \| \d+ → 1: .*{surely}; 10 times apart or more at the end\n",
+        str(difference),
     )
-    surely = r"\(their means over these steps surely differ: [\d.]+ \| [\d.]+\)"
-    assert re.search(rf"\n{re.escape(title)}: grad_norm \d+ → 7e-5 \| \d+ → 1 {surely}\n", str(difference))
 
 
 def test_what_diagnose_says_of_each_run_stands_below_its_path(tmp_path):
@@ -395,7 +394,9 @@ def test_the_reward_has_a_line_after_the_headline_with_its_means_and_interval(tm
     assert line.startswith(f"reward {courses} (A | B, {windows}), and over all 150 of them, 1 to 150, ")
     assert "95 % interval" in line
     assert "surely higher in A" in line
-    assert "not told apart" not in str(difference)
+    # The means are told there alone.
+    assert "surely differ" not in str(difference)
+    assert "\nnot told apart by the rule (" not in str(difference)
     output = difference.as_json()["logs"]["reward"]
     low, high = output["interval"]
     assert 0 < low < output["a"] - output["b"] < high
@@ -423,8 +424,13 @@ def test_the_steps_in_which_metrics_that_meet_again_are_farthest_apart_are_told(
         ]
         assert mean == pytest.approx(sum(inside) / 10)
     assert entropy.farthest is None
-    title = "not parted, but apart beyond the noise in some steps (A | B, means over up to 10 log steps)"
-    assert f"\n{title}: reward {reward.farthest}\n" in str(difference)
+    assert re.search(
+        r"\nnot told apart by the rule, but different otherwise \(.*:\n- reward ", str(difference)
+    )
+    assert f": {reward.farthest}\n" in str(difference)
+    assert re.fullmatch(
+        r"apart beyond the noise from step \d+ to \d+ \(0\.\d+ \| 0\.\d+\)", str(reward.farthest)
+    )
     assert not difference.differs
 
 
@@ -454,12 +460,10 @@ def test_metrics_whose_means_surely_differ_stand_apart_from_the_others(tmp_path)
     difference = diff(*written(tmp_path, *logs))
     means = {one.name: one.is_sure for one in difference.logs.not_told_apart}
     assert means == {"entropy": True, "kl": False, "reward": False}
-    (sure,) = re.findall(
-        r"^not told apart .* surely differ, each alone at 95 % .*: (\w+) ", str(difference), re.M
-    )
-    assert sure == "entropy"
+    (different,) = re.findall(r"^- (.*surely differ.*)$", str(difference), re.M)
     levels = [sum(row["entropy"] for row in log) / len(log) for log in logs]
-    assert f"entropy {levels[0]:.3g} | {levels[1]:.3g} (" in str(difference)
+    assert different.startswith("entropy ")
+    assert f"surely differ ({levels[0]:.3g} | {levels[1]:.3g})" in different
     assert "A and B have no configuration in or beside the log that is read" in str(difference)
 
 
@@ -712,6 +716,16 @@ def test_the_means_are_of_the_rows_in_which_both_logs_have_the_metric(tmp_path):
     assert (parted.a, parted.b) == tuple(fmean(of_run[:9]) for of_run in values)
 
 
+def test_metrics_of_fewer_steps_are_named(tmp_path):
+    a, b = rows(1, reward=learns, entropy=flat), rows(2, reward=learns, entropy=flat)
+    for row in a:
+        if row["step"] % 5 == 0:
+            del row["entropy"]
+    said = str(diff(*written(tmp_path, a, b)))
+    assert "\nof the 100 common log steps, both logs have a value in fewer: entropy in 80\n" in said
+    assert "both logs have a value" not in str(diff(*written(tmp_path, b, b)))
+
+
 def test_logs_of_other_intervals_are_compared_at_the_steps_of_the_rarer_one():
     often = [{"step": step, "reward": step / 100} for step in range(1, 101)]
     rarely = [{"step": step + 0.5, "reward": step / 100} for step in range(2, 100, 4)]
@@ -735,9 +749,11 @@ def test_a_metric_without_a_value_in_common_at_its_end_is_told(tmp_path):
     ends = [fmean(row["length"] for row in log if row["step"] >= length.disjoint_end.first) for log in (a, b)]
     assert (length.disjoint_end.a, length.disjoint_end.b) == tuple(map(pytest.approx, ends))
     said = str(difference)
-    title = "not parted, but no value in common from a step on (A | B, means from there to the end of the common steps)"
-    assert f"\n{title}: length {length.disjoint_end}\n" in said
-    assert difference.headline.endswith("; without a value in common from a step on: length")
+    assert re.search(rf"\n- length .*: {re.escape(str(length.disjoint_end))}", said)
+    assert re.match(r"no value in common from step 8[45] on \(0\.\d+ \| 0\.\d+\)", str(length.disjoint_end))
+    assert difference.headline.startswith(
+        "no value in common from a step on: length; none of 2 shared metrics parts"
+    )
     assert not difference.differs
 
 

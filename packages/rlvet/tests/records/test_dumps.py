@@ -72,6 +72,14 @@ def test_a_foreign_file_is_named(tmp_path):
         read_pickle(b"no")
 
 
+def test_a_checkpoint_is_read_from_the_state_of_its_trainer(tmp_path):
+    rows = [{"step": step, "reward": step / 100, "entropy": 1.0} for step in range(1, 41)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": rows}))
+    for name in ("optimizer.pt", "scheduler.pt", "rng_state.pth", "model_world_size_1_rank_0.pt", "data.pt"):
+        torch.save({"state": {}}, tmp_path / name)
+    assert len(open_run(tmp_path).rows) == 40
+
+
 @pytest.mark.parametrize("write", [tensorboard, pytest.param(wandb, marks=pytest.mark.slow), trackio])
 def test_a_tracker_s_file_is_a_log(write, tmp_path):
     write(tmp_path / "run")

@@ -26,7 +26,7 @@ from rlvet.runs import Setup
 from rlvet.runs.beginnings import groups_of
 from rlvet.runs.compact_rows import compact
 from rlvet.runs.logs import Log, shorten
-from rlvet.runs.quantities import EVALUATION, Row
+from rlvet.runs.quantities import EVALUATION, OF_AUDIT, Row
 
 MOST_IN_LINE = 12
 """The most keys that a line names."""
@@ -223,12 +223,13 @@ class Diagnosis:
         log_steps = len(rows) + unread_rows
         if len(steps) < log_steps:
             share = f"{len(steps)} of {log_steps} log steps have a reward"
-            reason = f": {share}, one in {format_step(distance)} steps" if distance > 1 else f": {share}"
+            reason = f"{share}, one in {format_step(distance)} steps" if distance > 1 else share
         if needed == FEWEST_REWARDS:
+            because = f": {reason}" if reason else ""
             return (
-                f"a verdict needs {need}{reason}; {PLATEAU_STEPS} log steps with a reward are always enough"
+                f"a verdict needs {need}{because}; {PLATEAU_STEPS} log steps with a reward are always enough"
             )
-        return f"{need} always gets a verdict{reason}"
+        return "; ".join(filter(None, [f"always enough for a verdict: {need}", reason]))
 
     @property
     def remarks(self) -> list[str]:
@@ -325,6 +326,11 @@ class Diagnosis:
         return {} if self.log is None else dict(self.log.replaced)
 
     @property
+    def _of_audit(self) -> list[str]:
+        """The keys of bandpo's audit."""
+        return [] if self.log is None else [key for key in self.log.counters if key.startswith(OF_AUDIT)]
+
+    @property
     def basis(self) -> str:
         """The keys and log steps of a log that were read, in a sentence; empty for a record."""
         if self.log is None or not self.rows:
@@ -339,6 +345,8 @@ class Diagnosis:
             others = " (1 other has a quantity of these)"
         elif same:
             others = f" ({same} others have quantities of these)"
+        if self._of_audit:
+            others += f" beside {len(self._of_audit)} of bandpo's audit"
         rewards = len(self._rewards.steps)
         of_rewards = f", {rewards} of them with a reward," if 0 < rewards < len(self.rows) else ","
         return (
@@ -460,8 +468,12 @@ class Diagnosis:
         if self.replaced_keys:
             lines.append(f"read from another key: {self.replaced_text}")
         lines += _lines_of_keys(self.unread)
-        if self.log is not None and self.log.counters:
-            lines.append(f"steps, counters and times: {shorten(self.log.counters)}")
+        if self.log is not None:
+            counters = [key for key in self.log.counters if key not in self._of_audit]
+            if counters:
+                lines.append(f"steps, counters and times: {shorten(counters)}")
+            if self._of_audit:
+                lines.append(f"of bandpo's audit, which `bandpo audit` prints: {shorten(self._of_audit)}")
         if self.configuration is not None:
             lines += ["", "the configuration:", *str(self.configuration).split("\n")]
         return lines

@@ -25,8 +25,8 @@ from rlvet.compare.configurations import (
 from rlvet.compare.heads import differing_pairs, equal_names, pairs_of_one
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
 from rlvet.compare.logs import (
-    FAR_APART,
     FEW_AT_AN_END,
+    FEW_VALUES,
     FEWEST_STEPS,
     LogComparison,
     compare_ends,
@@ -284,16 +284,13 @@ MEANS_AT_THE_END = "(A | B, means at the end of the common steps)"
 """The means that are printed of a metric that is apart."""
 MEANS_AT_BOTH_ENDS = "(A | B, means at the start → at the end of the common steps)"
 """The means that are printed of a metric that is not told apart."""
-MEANS_FROM_THERE = "(A | B, means from there to the end of the common steps)"
-"""The means that are printed of a metric whose runs have no value in common at their end."""
-MEANS_OF_ALL_STEPS = "(A | B, means over these steps, and in parentheses at their start → at their end)"
-"""The means that are printed of a metric whose means surely differ."""
 MEANS_OF_FEW_STEPS = f"(A | B, means of the first {FEW_AT_AN_END} → of the last {FEW_AT_AN_END} of them)"
 """The means that are printed of a metric with few common steps."""
-SURELY_APART = (
-    "not told apart by the rule, but with means over the common steps that surely differ, each alone at 95 %"
+OTHERWISE_DIFFERENT = (
+    "not told apart by the rule, but different otherwise (A | B, means at the start → at the end of the common steps, "
+    "and in parentheses over the steps named; surely: each alone at 95 %)"
 )
-"""The title of metrics whose means differ in these two runs, as they may in two seeds of one setting."""
+"""The title of metrics with differences that the rule does not count, as two seeds of one setting may have them."""
 
 
 def _count(number: int, noun: str) -> str:
@@ -323,33 +320,47 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     parted = comparison.parted
     apart = comparison.apart
     metrics = _count(len(parted) + len(apart) + len(comparison.not_told_apart), "shared metric")
-    names = listed([one.name for one in apart])
-    verb = f"{'has' if len(apart) == 1 else 'have'} {_no_value(comparison)} in common"
-    if not parted:
-        none = f"none of {metrics} parts by the rule"
-        if not comparison.window:
-            none = f"no shared metric has the {FEWEST_STEPS} common steps that the rule needs"
-        if comparison.is_equal and comparison.window:
-            none = f"all values of {metrics} are equal in the common steps"
-        elif comparison.reward is not None and comparison.reward.higher:
-            none = f"the reward is surely higher in {comparison.reward.higher}, and {none}"
-        if apart:
-            none = f"{none}, but {len(apart)} {verb}: {names}"
+    clauses = []
+    if comparison.surely_higher:
+        clauses.append(f"the reward is surely higher in {comparison.surely_higher}")
+    if parted:
+        clauses.append(f"{len(parted)} of {metrics} {_first_parted(comparison)}")
+    if apart:
+        more = f"{len(apart)} more" if parted else str(len(apart))
+        verb = "has" if len(apart) == 1 else "have"
+        clauses.append(f"{more} {verb} {_no_value(comparison)}: {listed([one.name for one in apart])}")
+    if comparison.disjoint_at_end:
         disjoint = listed([one.name for one in comparison.disjoint_at_end])
-        return f"{none}; without a value in common from a step on: {disjoint}" if disjoint else none
+        clauses.append(f"no value in common from a step on: {disjoint}")
+    if not parted and not comparison.window:
+        clauses.append(f"no shared metric has the {FEWEST_STEPS} common steps that the rule needs")
+    elif comparison.is_equal:
+        clauses.append(f"all values of {metrics} are equal in the common steps")
+    elif not parted:
+        clauses.append(f"none of {metrics} parts by the rule")
+    return "; ".join(clauses)
+
+
+def _first_parted(comparison: LogComparison) -> str:
+    """Return the verb of metrics that part, and which of them do so first."""
+    parted = comparison.parted
     earliest = comparison.earliest
     if len(earliest) == 1:
         first = earliest[0].name
     else:
         first = "all" if len(earliest) == len(parted) else f"{len(earliest)} of them"
-    part = "parts beyond its noise" if len(parted) == 1 else "part beyond their noise"
-    headline = f"{len(parted)} of {metrics} {part}, {first} by step {parted[0].step:g} at the latest"
-    return f"{headline}, and {len(apart)} more {verb}: {names}" if apart else headline
+    verb = "parts beyond its noise" if len(parted) == 1 else "part beyond their noise"
+    return f"{verb}, {first} by step {parted[0].step:g} at the latest"
+
+
+BUT_FOR_FEW = f"but for 1 in {1 / FEW_VALUES:g} of each run"
+"""What is said of metrics with no other value in common."""
 
 
 def _no_value(comparison: LogComparison) -> str:
-    """Return how many values the metrics that are apart have in common."""
-    return "hardly a value" if any(metric.overlaps for metric in comparison.apart) else "no value"
+    """Return what the values of the metrics that are apart have in common."""
+    few = f", {BUT_FOR_FEW}" if any(metric.overlaps for metric in comparison.apart) else ""
+    return f"no value in common{few}"
 
 
 def _order_of(comparison: LogComparison) -> str:
@@ -369,41 +380,25 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
     if comparison.apart:
         lines += [
             "",
-            f"{_no_value(comparison)} in common, but no step from which the rule tells them apart {MEANS_AT_THE_END}:",
+            f"{_no_value(comparison)}; no step from which the rule tells them apart {MEANS_AT_THE_END}:",
         ]
         lines += [f"- {metric}" for metric in comparison.apart]
     if lines:
         lines.append("")
-    far: list[str] = []
-    sure: list[str] = []
+    different: list[str] = []
     near: list[str] = []
     for metric in comparison.not_told_apart:
         # The reward has a line of its own.
-        if metric.name == "reward" and comparison.reward is not None and not metric.is_far:
-            continue
-        if metric.is_far and metric.is_sure:
-            assert metric.whole is not None
-            means = f"{format_number(metric.whole.a)} | {format_number(metric.whole.b)}"
-            far.append(f"{metric} (their means over these steps surely differ: {means})")
-        elif metric.is_far:
-            far.append(str(metric))
-        elif metric.is_sure:
-            sure.append(metric.text_of_whole)
-        else:
+        is_told = metric.name == "reward" and comparison.reward is not None
+        differences = metric.differences(has_means=not is_told)
+        if differences:
+            different.append(f"- {metric}: {'; '.join(differences)}")
+        elif not is_told:
             near.append(str(metric))
-    disjoint = [f"{metric.name} {metric.disjoint_end}" for metric in comparison.disjoint_at_end]
-    farthest = [
-        f"{metric.name} {metric.farthest}"
-        for metric in comparison.not_told_apart
-        if metric.farthest is not None
-    ]
+    if different:
+        lines += [f"{OTHERWISE_DIFFERENT}:", *different, ""]
     told = [metric.name for metric in comparison.few]
-    means_of_windows = f"(A | B, means over up to {comparison.window} log steps)"
     metrics = {
-        f"not parted, but no value in common from a step on {MEANS_FROM_THERE}": disjoint,
-        f"not told apart by the rule, though {FAR_APART:g} times apart or more at the end {MEANS_AT_BOTH_ENDS}": far,
-        f"not parted, but apart beyond the noise in some steps {means_of_windows}": farthest,
-        f"{SURELY_APART} {MEANS_OF_ALL_STEPS}": sure,
         f"not told apart by the rule {MEANS_AT_BOTH_ENDS}": near,
         f"too few common steps for the rule {MEANS_OF_FEW_STEPS}": list(map(str, comparison.few)),
         "too few common steps (A | B, at the last of them)": [
@@ -530,13 +525,15 @@ def _origins(reading: Reading, training: Training, other: Reading) -> str:
 
 MOST_LISTED = 6
 """The most entries of a line that lists settings."""
+MOST_EQUAL = 60
+"""The most entries of the line of equal values, which is the only place that has them."""
 
 
-def _joined(texts: Any) -> str:
+def _joined(texts: Any, most: int = MOST_LISTED) -> str:
     """Return texts with commas, and the number of those that are left out."""
     texts = list(texts)
-    rest = len(texts) - MOST_LISTED
-    return ", ".join([*texts[:MOST_LISTED], *([f"and {rest} more"] if rest > 0 else [])])
+    rest = len(texts) - most
+    return ", ".join([*texts[:most], *([f"and {rest} more"] if rest > 0 else [])])
 
 
 def diff(
@@ -686,7 +683,7 @@ def _missing_settings(sides: tuple[Side, Side], alike: Sequence[str]) -> str:
     verb = "has" if len(names) == 1 else "have"
     text = f"{' and '.join(names)} {verb} no configuration in or beside the log that is read"
     if alike:
-        printed = f"of what is printed before training, these are equal: {_joined(alike)}"
+        printed = f"of what is printed before training, these are equal: {_joined(alike, MOST_EQUAL)}"
         return f"{text}; {printed}; nothing else was compared"
     return f"{text}, so model, data and settings were not compared"
 

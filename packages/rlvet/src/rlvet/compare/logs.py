@@ -222,7 +222,7 @@ class FarthestSteps:
 
     def __str__(self) -> str:
         means = f"{format_number(self.a)} | {format_number(self.b)}"
-        return f"{means} from step {format_step(self.first)} to {format_step(self.last)}"
+        return f"apart beyond the noise from step {format_step(self.first)} to {format_step(self.last)} ({means})"
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,8 @@ class DisjointEnd:
     """The mean of the second run."""
 
     def __str__(self) -> str:
-        return f"from step {format_step(self.first)} on {format_number(self.a)} | {format_number(self.b)}"
+        means = f"{format_number(self.a)} | {format_number(self.b)}"
+        return f"no value in common from step {format_step(self.first)} on ({means})"
 
 
 def disjoint_end(steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> DisjointEnd | None:
@@ -249,7 +250,7 @@ def disjoint_end(steps: Sequence[float], a: Sequence[float], b: Sequence[float])
         b: The values of the second run, (n,).
 
     >>> str(disjoint_end(range(20), [0.5] * 20, [0.9] + [0.4, 0.6] * 5 + [0.2] * 9))
-    'from step 11 on 0.5 | 0.2'
+    'no value in common from step 11 on (0.5 | 0.2)'
     """
     start = len(steps)
     lows, highs = [math.inf, math.inf], [-math.inf, -math.inf]
@@ -278,7 +279,7 @@ def farthest_steps(steps: Sequence[float], a: Sequence[float], b: Sequence[float
         b: The values of the second run, (n,).
 
     >>> str(farthest_steps(range(100), [0.5, 0.6] * 50, [0.5, 0.6] * 25 + [0.1] * 10 + [0.5, 0.6] * 20))
-    '0.55 | 0.1 from step 50 to 59'
+    'apart beyond the noise from step 50 to 59 (0.55 | 0.1)'
     """
     window = window_of(len(steps))
     curves = [running_means(values, window) for values in (a, b)]
@@ -333,12 +334,23 @@ class MetricMeans:
             return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
         return f"{self.name} {courses_text(starts, (self.a, self.b))}"
 
-    @property
-    def text_of_whole(self) -> str:
-        """The means over all common steps, and in parentheses those at both ends."""
-        assert self.whole is not None
-        courses = courses_text(self.whole.starts, self.whole.ends)
-        return f"{self.name} {format_number(self.whole.a)} | {format_number(self.whole.b)} ({courses})"
+    def differences(self, *, has_means: bool = True) -> list[str]:
+        """Return clauses on what differs of a metric that is not told apart, the most telling first.
+
+        Args:
+            has_means: False to leave out the means over all common steps, where they are told elsewhere.
+        """
+        clauses = []
+        if self.disjoint_end is not None:
+            clauses.append(str(self.disjoint_end))
+        if self.farthest is not None:
+            clauses.append(str(self.farthest))
+        if self.whole is not None and self.is_sure and has_means:
+            means = f"{format_number(self.whole.a)} | {format_number(self.whole.b)}"
+            clauses.append(f"means over the {self.whole.steps} common log steps surely differ ({means})")
+        if self.is_far:
+            clauses.append(f"{FAR_APART:g} times apart or more at the end")
+        return clauses
 
     def as_json(self) -> dict[str, Any]:
         """Return the means as a dictionary for JSON."""
@@ -394,6 +406,11 @@ class LogComparison:
     def differs(self) -> bool:
         """True if a metric parts, or has no value in common."""
         return bool(self.parted or self.apart)
+
+    @property
+    def surely_higher(self) -> str:
+        """``A`` or ``B``, the run whose reward does not part but is surely higher; empty without one."""
+        return "" if self.reward is None else self.reward.higher
 
     @property
     def disjoint_at_end(self) -> list[MetricMeans]:
@@ -479,6 +496,7 @@ def compare_logs(
     are_equal: list[bool] = []
     only: tuple[list[str], list[str]] = ([], [])
     longest = 0
+    numbers: dict[str, int] = {}
     reward = None
     from_start = []
     before_updates = []
@@ -512,6 +530,7 @@ def compare_logs(
                     last_values[name] = f"{values} at step {format_step(last)}"
             continue
         longest = max(longest, window_of(len(steps)))
+        numbers[name] = len(steps)
         is_first = first_step is not None and first_step <= 1 and not are_steps_counted
         is_before_updates = is_first and name != "learning_rate"
         if is_before_updates and differ_at_first(values_a, values_b):
@@ -566,7 +585,7 @@ def compare_logs(
         only_a=only[0],
         only_b=only[1],
         window=longest,
-        notes=[*_notes_on_ends(a, b), *_notes_on_epochs(*steps_an_epoch)],
+        notes=[*_notes_on_steps(numbers), *_notes_on_ends(a, b), *_notes_on_epochs(*steps_an_epoch)],
         reward=reward,
         components=_other_components(*components),
         from_start=from_start,
@@ -704,6 +723,22 @@ def means_of_few_steps(name: str, a: Sequence[float], b: Sequence[float]) -> Met
     starts = (fmean(a[:FEW_AT_AN_END]), fmean(b[:FEW_AT_AN_END]))
     ends = (fmean(a[-FEW_AT_AN_END:]), fmean(b[-FEW_AT_AN_END:]))
     return MetricMeans(name, *ends, starts=starts)
+
+
+def _notes_on_steps(numbers: Mapping[str, int]) -> list[str]:
+    """Return a sentence on metrics with fewer common steps than others; none without any.
+
+    Args:
+        numbers: The number of steps at which both logs have a value of each metric.
+    """
+    most = max(numbers.values(), default=0)
+    fewer = [f"{name} in {number}" for name, number in numbers.items() if number < most]
+    if not fewer:
+        return []
+    text = f"of the {most} common log steps, both logs have a value in fewer: {', '.join(fewer)}"
+    if numbers.get("length_finished", most) < most:
+        text = f"{text}; a mean length of 0, where no answer is finished, is none"
+    return [text]
 
 
 def _notes_on_ends(a: Sequence[Row], b: Sequence[Row]) -> list[str]:

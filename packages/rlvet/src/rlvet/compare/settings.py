@@ -173,6 +173,9 @@ class Settings:
     def origin(self, name: str) -> Origin:
         """Return a setting with its value and its source."""
         setting = self._configuration.settings.get(name)
+        if setting is None and self._configuration.is_saved and not self._is_absent(name):
+            # A file that a run saved has those with the default too.
+            return Origin(name, self._defaults.get(name), self.file)
         if setting is None:
             return Origin(name, self._defaults.get(name), f"default of {self._version}")
         source = self.file if setting.line is None else f"{self.file}:{setting.line}"

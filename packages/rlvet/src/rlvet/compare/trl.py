@@ -5,6 +5,7 @@ The formulas are those of trl/trainer/grpo_trainer.py of 1.16.0.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -223,7 +224,12 @@ def _warm_up(s: Settings) -> str | None:
         steps = 0
     if steps:
         return f"{format_setting(float(steps / _updates(s)))} batches"
-    return f"{format_setting(100 * float(share))}% of the run" if share else None
+    if not share:
+        return None
+    length = s.number("max_steps")
+    if length > 0:
+        return f"{format_setting(math.ceil(share * length) / _updates(s))} batches"
+    return f"{format_setting(100 * float(share))}% of the run"
 
 
 def _length(s: Settings) -> str:

@@ -210,7 +210,10 @@ def _warm_up(s: Settings) -> str | None:
     if steps > 0:
         return f"{format_setting(float(steps))} batches"
     share = s.number(f"{OPTIMIZER}lr_warmup_steps_ratio") if steps < 0 else 0
-    return f"{format_setting(100 * float(share))}% of the run" if share else None
+    if not share:
+        return None
+    length = s.number_or_none("trainer.total_training_steps")
+    return f"{int(share * length)} batches" if length else f"{format_setting(100 * float(share))}% of the run"
 
 
 def _schedule(s: Settings) -> str:

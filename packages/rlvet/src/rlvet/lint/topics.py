@@ -207,7 +207,7 @@ ENTROPY_BONUS = partial(
     id="entropy-bonus",
     severity="look",
     title="the bonus for entropy is far above published ones",
-    effect="Published runs use 0, or up to 0.01. A larger bonus makes the entropy grow until the answers are noise.",
+    effect="Published runs use 0, or up to 0.01. A larger bonus can make the entropy grow until the answers are noise.",
 )
 NEGATIVE_KL = partial(
     Rule,

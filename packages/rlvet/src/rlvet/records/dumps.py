@@ -171,14 +171,22 @@ KINDS: Mapping[str, tuple[str, Callable[[Path], Columns]]] = {
 """The framework and the reader of each kind of file. The first pattern that matches is used."""
 
 
+OF_CHECKPOINT = re.compile(r"optim|sched|rng_state|model|extra_state|^data\.pt$", re.IGNORECASE)
+"""Names of files of a checkpoint, which are no dumps, such as ``optimizer.pt``."""
+
+
 def dump_files(path: Path) -> list[Path]:
-    """Return the dumps at a path, which is a file or a folder, in the order of their steps."""
+    """Return the dumps at a path, which is a file or a folder, in the order of their steps.
+
+    In a folder, files of a checkpoint are left out.
+    """
     candidates = {path: None}
     if not is_leaf(path):
         # The path may be prime-rl's folder of a single step, so the pattern with the folder's name does not match.
         candidates = {}
         for pattern in (*KINDS, "rank_*.jsonl"):
-            candidates |= dict.fromkeys(path.glob(pattern))
+            found = path.glob(pattern)
+            candidates |= dict.fromkeys(file for file in found if not OF_CHECKPOINT.search(file.name))
     files = [file for file in candidates if is_leaf(file) and _kind_of(file) is not None]
     return sorted(files, key=lambda file: (_step_of(file), file.name))
 

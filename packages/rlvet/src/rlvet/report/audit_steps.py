@@ -9,13 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlvet.runs.compact_rows import layouts_of
-from rlvet.runs.quantities import Row
+from rlvet.runs.quantities import OF_AUDIT, Row
 
 MOST_STEPS = 600
 """The largest number of steps of an audit in a page. Longer audits are merged."""
-
-AUDIT = "audit/"
-"""The prefix of the audit's metrics."""
 
 COUNTS = re.compile(r"^(tokens|mass|calls)")
 """Metrics that are sums over steps."""
@@ -43,7 +40,7 @@ def audit_table(rows: Sequence[Row], *, most_steps: int = MOST_STEPS) -> dict[st
         have it; and ``steps_per_row``.
     """
     keys: set[str] = set().union(*layouts_of(rows))
-    names = {key for key in keys if key.startswith(AUDIT)}
+    names = {key for key in keys if key.startswith(OF_AUDIT)}
     by_step: defaultdict[float, dict[str, float]] = defaultdict(dict)
     for row in rows if names else ():
         audit = {name: row[name] for name in names if name in row}
@@ -67,7 +64,7 @@ def _merge_steps(audits: Sequence[Mapping[str, float]]) -> dict[str, float]:
     for name in set().union(*audits):
         audits_with_name = [audit for audit in audits if name in audit]
         values = [audit[name] for audit in audits_with_name]
-        if COUNTS.match(name.removeprefix(AUDIT)):
+        if COUNTS.match(name.removeprefix(OF_AUDIT)):
             result[name] = sum(values)
             continue
         denominator = _denominator(name, audits_with_name[0])
@@ -90,6 +87,6 @@ def _denominator(name: str, audit: Mapping[str, float]) -> str:
         if re.fullmatch(pattern, share):
             denominator = re.sub(pattern, replacement, share)
             # A counterfactual rule without a denominator of its own has that of the run's method.
-            of_rule = f"{AUDIT}{rule}{denominator}"
-            return of_rule if of_rule in audit else f"{AUDIT}{denominator}"
+            of_rule = f"{OF_AUDIT}{rule}{denominator}"
+            return of_rule if of_rule in audit else f"{OF_AUDIT}{denominator}"
     return ""

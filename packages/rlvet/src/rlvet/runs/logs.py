@@ -27,6 +27,7 @@ from rlvet.runs.quantities import (
     DETAIL,
     EVALUATION,
     NOT_FINITE,
+    OF_AUDIT,
     QUANTITIES,
     RUN_KEYS,
     STEP_KEYS,
@@ -221,7 +222,7 @@ def _coverage(raw: CompactRows, names: Mapping[str, str] | None, framework: str)
     for key in numbers | keys:
         if key in known:
             continue
-        is_other = step_rank(key) is not None or key in RUN_KEYS or key.startswith("audit/")
+        is_other = step_rank(key) is not None or key in RUN_KEYS or key.startswith(OF_AUDIT)
         if is_other or BOOKKEEPING.search(key):
             coverage.counters.append(key)
             continue

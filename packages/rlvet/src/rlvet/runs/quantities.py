@@ -167,6 +167,9 @@ NOT_FINITE = ("NaN", "Infinity", "-Infinity", "nan", "inf", "-inf")
 MUST_BE_FINITE = re.compile(r"(^|/)(reward|entropy|\w*loss|grad_norm|kl)$")
 """Keys whose values are finite in a healthy run. Others may be NaN, such as a mean over no tokens."""
 
+OF_AUDIT = "audit/"
+"""The beginning of the keys of bandpo's audit."""
+
 DETAIL = "audit_detail"
 """The key, in a row of TRL's log, of the ``audit/…`` metrics that were not sent to the trackers."""
 

@@ -308,7 +308,7 @@ def check_divergence(case: Case) -> Finding:
     first = first_window(kl, lambda mean: mean > LARGE_KL)
     before = ""
     if first is not None and start is not None and first[0] < start:
-        before = f"; a mean of {first[1]} log steps was above {LARGE_KL:g} first from step {format_step(first[0])} on"
+        before = f"; the first mean of {first[1]} log steps above {LARGE_KL:g} begins at step {format_step(first[0])}"
     severity = "stop" if grew and kl.last > UNBOUNDED_KL else "fix"
     change = change_text(kl.values[0], kl.last)
     if grew:

@@ -455,6 +455,6 @@ def check_weights(case: Case) -> Finding:
     start = onset(weight, is_far, is_far)
     first = first_window(weight, is_far)
     if first is not None and start is not None and first[0] < start:
-        beyond = f"a mean of {first[1]} log steps was beyond a factor of {FAR_SEQUENCE_WEIGHT:g} first"
-        cause = f"{cause}; {beyond} from step {format_step(first[0])} on"
+        mean = f"the first mean of {first[1]} log steps beyond a factor of {FAR_SEQUENCE_WEIGHT:g}"
+        cause = f"{cause}; {mean} begins at step {format_step(first[0])}"
     return finding.failed(SEQUENCE_WEIGHTS, cause, onset=start, quantities=["importance_weight"])

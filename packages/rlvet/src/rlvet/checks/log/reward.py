@@ -618,8 +618,8 @@ PLATEAU = Kind(
     meaning="the reward no longer rises",
     condition=(
         f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported with "
-        "the largest rise within two standard errors. If this is larger than the reward itself and its rise "
-        "before, the check is undecided, unless the reward may have fallen"
+        "the rise of a line through the means of ten blocks of these steps, and two standard errors. If these are "
+        "larger than the reward itself and its rise before, the check is undecided, unless the reward may have fallen"
     ),
     remedy=(
         "compare early and late answers with their rewards; a longer run, or other prompts, show whether "
@@ -708,7 +708,10 @@ def check_plateau(case: Case) -> Finding:
     before, after = end_means(late_rewards, 3)
     falls_surely = slope.rise < -STANDARD_ERRORS * slope.error or before - after > deviation(late_rewards)
     falls = falls_surely or slope.rise < -2 * slope.error
-    largest_rise = format_number(upper_limit, 2)
+    rise, two_errors, most = (
+        format_number(number, 2) for number in (slope.rise, 2 * slope.error, largest_rise_in_fall)
+    )
+    line = f"a line through it rises by {rise} ± {two_errors} (two standard errors)"
     # A rise as large as the reward, or as its rise before, is not excluded.
     scale = fmean(abs(part) for part in tenths(late_rewards))
     if turn:
@@ -716,8 +719,9 @@ def check_plateau(case: Case) -> Finding:
     is_coarse = not is_constant and upper_limit > scale
     # If it may have fallen, that is worth a look at any noise.
     if is_coarse and not fall.is_near and not falls:
-        reason = f"it may have risen by up to {largest_rise}, from a mean of {format_number(mean)}"
-        return undecided_check(f"too short or too noisy to tell: {reason}")
+        return undecided_check(
+            f"too short or too noisy to tell: {line}, beside a mean of {format_number(mean)}"
+        )
     run = "log" if begins_in_the_middle(course) else "run"
     part_of_run = f"the whole {run}" if not turn else f"{format_share(share)} of the {run}"
     cause = f"mean reward {format_number(mean)} from step {start:.0f} to {end:.0f}, {part_of_run}"
@@ -730,17 +734,15 @@ def check_plateau(case: Case) -> Finding:
     if falls:
         cause = f"{cause}{where}it falls {change}"
     elif is_lower and not is_constant:
-        cause = f"{cause}{where}a line through it does not surely fall {change}"
+        cause = f"{cause}{where}a fall is not sure {change}"
     if is_coarse and not falls_surely:
-        cause = f"{cause}; too short or too noisy to tell whether it rises, by up to {largest_rise}"
+        cause = f"{cause}; too short or too noisy to tell whether it rises: {line}"
     elif (falls or is_lower) and not falls_surely:
-        of_more = f" of more than {format_number(largest_rise_in_fall, 2)}" if largest_rise_in_fall else ""
+        of_more = f" of more than {most}" if largest_rise_in_fall else ""
         cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
-        estimate = (
-            f"a line through it rises by {format_number(slope.rise, 2)}, " if slope.rise > 0 else "it rises "
-        )
-        cause = f"{cause}; {estimate}by at most {largest_rise} (two standard errors)"
+        estimate = f"a line through it rises by {rise}, " if slope.rise > 0 else "it rises "
+        cause = f"{cause}; {estimate}by at most {most} (two standard errors)"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
     rates = course.series("learning_rate")

@@ -517,8 +517,8 @@ NO_BASELINE = Kind(
     severity="fix",
     meaning="advantages are the rewards themselves",
     condition=(
-        f"the largest and the smallest advantage equal those of the rewards in {NEARLY_ALL:.0%} of log "
-        "steps, as with one answer to each prompt"
+        f"the largest and the smallest advantage equal those of the rewards, to {RELATIVE_DIFFERENCE:g} of them, in "
+        f"{NEARLY_ALL:.0%} of log steps, as with one answer to each prompt"
     ),
     remedy=(
         "[larger groups|sample several answers to each prompt{group size}, or ]use an estimator that has a baseline "
