@@ -156,7 +156,8 @@ def test_the_list_has_both_what_the_run_drops_and_what_clip_02_alone_would_drop(
     output = audit(record_of_two_kinds(tmp_path))
     assert (
         "the tokens of whose gradient the run dropped most (5 of 40), then those that clip 0.2 would have dropped and "
-        "the run kept (5 of 40), of either sign of A; equal answers of a batch" in " ".join(output.split())
+        "the run kept (5 of 40; in all, clip 0.2 would have dropped 80), of either sign of A; equal answers of a batch"
+        in " ".join(output.split())
     )
     assert listed(output) == 5 * [(1, "the run, clip 0.2, Clip-Higher")] + 5 * [(2, "clip 0.2, Clip-Higher")]
 

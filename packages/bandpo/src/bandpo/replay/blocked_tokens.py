@@ -163,6 +163,8 @@ class BlockedTokens:
         self.total = 0
         """The number of tokens of which the rule drops a share that is not below `LEAST_SHARE`, once for each update
         that uses them."""
+        self.total_with_others = 0
+        """The same with those that the other rule drops too."""
 
     def add(self, batch: LossBatch) -> None:
         """Add the tokens of one loss."""
@@ -175,11 +177,14 @@ class BlockedTokens:
         assert batch.token is not None
         tokens = applied[self._by].tokens
         shares = {name: rule.kept for name, rule in applied.items()}
+        size = tokens.ratio * tokens.advantages.abs() * tokens.mask
         kept_else = shares[self._kept_by].clamp(0, 1) if self._kept_by in shares else 1
-        dropped = (kept_else - shares[self._by].clamp(0, 1)).clamp(min=0)
-        cost = tokens.ratio * tokens.advantages.abs() * dropped * tokens.mask
+        kept = shares[self._by].clamp(0, 1)
+        dropped = (kept_else - kept).clamp(min=0)
+        cost = size * dropped
         p = tokens.logp_old.exp()
         self.total += int(((dropped >= LEAST_SHARE) & (cost > 0)).sum())
+        self.total_with_others += int(((1 - kept >= LEAST_SHARE) & (size > 0)).sum())
 
         largest = cost.flatten().topk(min(self._count, cost.numel())).indices.tolist()
         for index in largest:

@@ -86,7 +86,14 @@ class Words:
         places = {(*token.answer, token.at) for token in of_run}
         of_rule = [token for token in of_rule if (*token.answer, token.at) not in places]
         of_rule = of_rule[: DEFAULT_COUNT - len(of_run)]
-        return ListedTokens(of_run, self._of_run.total, self._rule, of_rule, self._of_rule.total)
+        return ListedTokens(
+            of_run,
+            self._of_run.total,
+            self._rule,
+            of_rule,
+            self._of_rule.total,
+            self._of_rule.total_with_others,
+        )
 
 
 class ListedTokens(NamedTuple):
@@ -102,12 +109,15 @@ class ListedTokens(NamedTuple):
     """Others, of whose gradient that rule would have dropped most of what the run kept."""
     rule_total: int
     """The number of tokens of whose gradient that rule would have dropped what the run kept, as above."""
+    rule_total_with_others: int
+    """The number of tokens whose gradient that rule would have dropped, whether the run did or not."""
 
     @property
     def title(self) -> str:
         """A phrase that says how the tokens were chosen, the run's first."""
         own = f"({len(self.of_run)} of {self.run_total:,})"
-        others = f"({len(self.of_rule)} of {self.rule_total:,})"
+        in_all = f"; in all, {self.rule} would have dropped {self.rule_total_with_others:,}"
+        others = f"({len(self.of_rule)} of {self.rule_total:,}{in_all if self.of_run else ''})"
         if not self.of_rule:
             chosen = f"{RUN} dropped most {own}"
         elif not self.of_run:
