@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlvet.checks.findings import Kind
@@ -23,8 +26,13 @@ from rlvet.records.registry import ADVANTAGES, TOKENS
 from rlvet.runs.setup import Setup
 
 PROJECT = Path(__file__).parents[1]
+sys.path.insert(0, str(PROJECT / "benchmarks/doctor"))
+
+from log_bench import verdict
+
 PAGE = PROJECT / "docs/diagnose.md"
 BENCHMARK = PROJECT / "benchmarks/doctor"
+REPORT = PROJECT / "research/reports/rlvet/report.md"
 COUNTS = PROJECT / "packages/rlvet/src/rlvet/data/first_lines.json"
 GOOD = ("right", "fair")
 """Ratings of a first line that count."""
@@ -41,7 +49,7 @@ def first_lines() -> dict[str, FirstLines]:
     for entry in json.loads((BENCHMARK / "logs_by_others.json").read_text(encoding="utf-8")):
         code = entry["said"]
         said[code] += 1
-        right[code] += code in (*entry["right"], *entry["fair"])
+        right[code] += verdict([code], entry["right"], entry["half"], entry["fair"]) in GOOD
         # Logs of the first two batches were in view.
         unseen[code] += entry.get("first") in GOOD
     with (BENCHMARK / "forty_logs/results.tsv").open(encoding="utf-8") as results:
@@ -50,8 +58,24 @@ def first_lines() -> dict[str, FirstLines]:
             said[code] += 1
             right[code] += row["rating"] in GOOD
             unseen[code] += row["rating"] in GOOD
+    for code, rating in first_tries():
+        is_good = rating.startswith(GOOD)
+        said[code] += 1
+        right[code] += is_good
+        unseen[code] += is_good
     codes = [kind.code for kind in (*OF_LOGS, *OF_RECORDS) if said[kind.code]]
     return {code: FirstLines(said[code], right[code], unseen[code]) for code in sorted(codes)}
+
+
+def first_tries() -> Iterator[tuple[str, str]]:
+    """Yield the code and the rating of each first line that is in a table of the report alone."""
+    report = REPORT.read_text(encoding="utf-8")
+    tables = re.findall(
+        r"^\| from \|.*\| the first line at the first try \| \|\n.*\n((?:\|.*\n)+)", report, re.M
+    )
+    for row in "".join(tables).splitlines():
+        first_line, rating = (cell.strip() for cell in row.split("|")[3:5])
+        yield re.split(r"[, ]", first_line)[0], rating
 
 
 def first_lines_as_made() -> str:

@@ -313,7 +313,7 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "answers are not much shorter at the end, or the reward is higher": only_shorter,
     "the reference is the model that training began with": reference_is_another,
     "engine and trainer agree, as logged": engine_differs,
-    "updates stay near the sampling policy": early_steps_are_large,
+    "the first steps do not move the policy too far": early_steps_are_large,
     "spikes of the gradient norm are few": spikes_are_many,
     "the clip keeps most of the gradient": clip_is_heavy,
     "the policy stays near the reference": far_from_reference,
@@ -548,7 +548,7 @@ def false_parts_of(text: str, c: Columns) -> Iterator[str]:
         if not any(_equal_share(match[1], share) for share in shares):
             yield "share of groups without signal"
     if match := re.search(
-        r"in the last two thirds of the run, the reward (still rises|does not clearly rise)", text
+        r"in the last two thirds of the run, the reward (still rises|does not surely rise)", text
     ):
         later = c["reward"][len(c["reward"]) // 3 :]
         means = blocks(later)

@@ -207,7 +207,7 @@ def test_groups_without_signal_are_explained_and_the_level_is_justified():
         r"72% of groups teach nothing in the (later half of the run|last \d+ log steps): all answers of such a group",
         level.cause,
     )
-    assert "the reward does not clearly rise" in level.cause
+    assert "the reward does not surely rise" in level.cause
     rising = found(course(reward=lambda t: 0.3 + 0.2 * t, **shares(0.7)), "no-signal")
     assert rising.severity == "look"
     assert re.search(r"the reward still rises \(0\.\d+ → 0\.\d+, from", rising.cause)
@@ -366,7 +366,7 @@ def test_two_findings_on_one_reward_agree_on_its_course():
         for step in range(1, 201)
     ]
     signal, plateau = found(rows, "no-signal"), found(rows, "plateau")
-    assert "does not clearly rise" not in signal.cause
+    assert "does not surely rise" not in signal.cause
     assert "the reward does not rise (" in signal.cause or "the reward falls (" in signal.cause
     assert "where it falls" in plateau.cause
     assert "a longer run alone is no remedy" in plateau.advice

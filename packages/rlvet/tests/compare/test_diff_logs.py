@@ -429,7 +429,7 @@ def test_the_steps_in_which_metrics_that_meet_again_are_farthest_apart_are_told(
     )
     assert f": {reward.farthest}\n" in str(difference)
     assert re.fullmatch(
-        r"apart beyond the noise from step \d+ to \d+ \(0\.\d+ \| 0\.\d+\)", str(reward.farthest)
+        r"farthest apart from step \d+ to \d+, beyond the noise \(0\.\d+ \| 0\.\d+\)", str(reward.farthest)
     )
     assert not difference.differs
 

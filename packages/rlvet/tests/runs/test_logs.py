@@ -134,7 +134,7 @@ def test_the_command_compares_runs(tmp_path, monkeypatch):
 def test_a_run_folder_tells_its_method(text, method, tmp_path):
     arguments = {"method": text, "importance_sampling_level": "sequence"}
     (tmp_path / "config.yaml").write_text(json.dumps({"arguments": arguments}))
-    setup = read_setup(tmp_path, [row(1)], "GMPO()")  # which the folder overrules
+    setup = read_setup(tmp_path, row(1), "GMPO()")  # which the folder overrules
     assert (setup.method, setup.level) == (text, "sequence")
     assert repr(method_of(setup)) == repr(parse(method))
 
@@ -167,11 +167,11 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
     assert all(
         f"the run: trl, {method.replace('EVIL', evil)} per token" in result.output for result in results
     )
-    setup = read_setup(Path(), read_log(".").rows)
+    setup = read_setup(Path(), read_log(".").keys)
     with pytest.warns(UserWarning, match=r"X would have to be imported.*name it yourself by --run-method"):
         assert method_of(setup) is None
     assert not Path("imported").exists()
-    setup = read_setup(Path(), read_log(".").rows, evil)
+    setup = read_setup(Path(), read_log(".").keys, evil)
     assert setup.method == method.replace("EVIL", evil)
     assert not Path("imported").exists()
     assert method_of(setup, as_method(evil)).clip == parse(evil).clip
@@ -179,19 +179,19 @@ def test_a_run_folder_cannot_have_its_modules_imported(method, evil):
 
 
 def test_a_framework_is_told_from_its_log_or_not_at_all():
-    assert read_setup(Path("log"), [{"step": 1, "actor/pg_loss": 0.1}]).framework == "verl"
-    assert read_setup(Path("log"), [{"step": 1, "completions/clipped_ratio": 0.1}]).framework == "trl"
-    assert read_setup(Path("log"), [{"step": 1, "entropy": 0.1}]).framework is None
+    assert read_setup(Path("log"), {"step": 1, "actor/pg_loss": 0.1}).framework == "verl"
+    assert read_setup(Path("log"), {"step": 1, "completions/clipped_ratio": 0.1}).framework == "trl"
+    assert read_setup(Path("log"), {"step": 1, "entropy": 0.1}).framework is None
     assert Setup().setting("learning rate") == Setup("prime-rl").setting("clip") == ""
     assert Setup("slime").fill("smaller{learning rate}, or not") == "smaller (--lr), or not"
 
 
 def test_a_run_folder_says_its_method(tmp_path):
-    rows = [{"step": 1, "completions/clipped_ratio": 0.1}]
-    assert read_setup(tmp_path, rows) == Setup("trl")
-    assert read_setup(tmp_path, rows, "GSPO()") == Setup("trl", "GSPO()")
+    keys = ["step", "completions/clipped_ratio"]
+    assert read_setup(tmp_path, keys) == Setup("trl")
+    assert read_setup(tmp_path, keys, "GSPO()") == Setup("trl", "GSPO()")
     (tmp_path / "config.yaml").write_text("model: other\n")
-    assert read_setup(tmp_path, rows).method is None
+    assert read_setup(tmp_path, keys).method is None
 
 
 def written_in_each(every, blocks, **metrics):

@@ -16,6 +16,7 @@ from itertools import accumulate, chain, compress, groupby, islice, pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
+from rlvet._numbers import format_number
 from rlvet.runs.compact_rows import compact
 from rlvet.runs.quantities import Row
 from rlvet.runs.setup import Setup
@@ -248,6 +249,16 @@ class Slope(NamedTuple):
 
     rise: float
     error: float
+
+    @property
+    def text(self) -> str:
+        """The rise with two standard errors, in a sentence.
+
+        >>> Slope(0.02, 0.011).text
+        'a line through it rises by 0.02 ± 0.022 (two standard errors)'
+        """
+        rise, two_errors = (format_number(number, 2) for number in (self.rise, 2 * self.error))
+        return f"a line through it rises by {rise} ± {two_errors} (two standard errors)"
 
 
 ROUNDING = 1e-3

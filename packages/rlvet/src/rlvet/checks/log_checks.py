@@ -17,7 +17,12 @@ from rlvet.checks.findings import Finding, Kind
 from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE, TEN_TIMES_SMALLER
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE, ENTROPY_RISES
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
-from rlvet.checks.log.length import CUT_FOR_A_WHILE, LENGTH_COLLAPSE, with_cut_answers_after_cause
+from rlvet.checks.log.length import (
+    CUT_FOR_A_WHILE,
+    LENGTH_COLLAPSE,
+    THEY_NO_LONGER_END,
+    with_cut_answers_after_cause,
+)
 from rlvet.checks.log.life import METRIC_LOST, RUN_DIED
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import half_step
@@ -261,6 +266,8 @@ def _with_full_advice(findings: Sequence[Finding], case: Case, saved: Sequence[i
                 if saves_none and saving is not None:
                     checkpoint = f"{checkpoint}, or begin again: by {saving.name}=no, the trainer saved none"
                 resumption = kind.resumption(checkpoint)
+                if finding.cause.endswith(THEY_NO_LONGER_END):
+                    resumption = f"; then resume from a checkpoint {checkpoint}"
                 finding = finding._replace(advice=f"{finding.advice}{resumption}")
         is_fault = finding.ok is False or kind is METRIC_LOST
         began_later = finding.onset is not None and finding.first_sign > lost_from

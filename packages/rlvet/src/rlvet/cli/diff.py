@@ -27,8 +27,9 @@ def diff_command(
     Of configurations: settings that train something else, with the defaults of the framework filled in. Of logs: a
     step by which each metric has parted beyond its noise.
 
-    Exits with 1 if a setting differs in effect, or a metric parts or has no value in common, but for 1 in 20; with 0 if
-    not, though means may surely differ; and with 2 if one of the two cannot be read or they are of different kinds.
+    Exits with 1 if a setting differs in effect, or a metric parts or has no value in common at any step, but for 1
+    in 20; with 0 if not, though means may surely differ; and with 2 if one of the two cannot be read or they are of
+    different kinds.
     """
     from rlvet.cli.json_output import json_text
     from rlvet.compare import diff

@@ -70,6 +70,8 @@ class MetricDifference:
     """The largest values of the two runs, of a learning rate, which parts while it is warmed up."""
     ends: tuple[float, float] | None = None
     """The means of the two runs over the last window of the common steps, where they need not be apart any more."""
+    disjoint_from: float | None = None
+    """The step from which on no value is in common, if that is before the step at which it has parted."""
 
     def __str__(self) -> str:
         text = (
@@ -78,6 +80,8 @@ class MetricDifference:
         )
         if self.ends is not None:
             text = f"{text}, at the end {format_number(self.ends[0])} | {format_number(self.ends[1])}"
+        if self.disjoint_from is not None:
+            text = f"{text}, no value in common from step {format_step(self.disjoint_from)} on"
         if self.largest is None:
             return text
         return f"{text}, largest {format_number(self.largest[0])} | {format_number(self.largest[1])}"
@@ -222,7 +226,8 @@ class FarthestSteps:
 
     def __str__(self) -> str:
         means = f"{format_number(self.a)} | {format_number(self.b)}"
-        return f"apart beyond the noise from step {format_step(self.first)} to {format_step(self.last)} ({means})"
+        steps = f"from step {format_step(self.first)} to {format_step(self.last)}"
+        return f"farthest apart {steps}, beyond the noise ({means})"
 
 
 @dataclass(frozen=True)
@@ -279,7 +284,7 @@ def farthest_steps(steps: Sequence[float], a: Sequence[float], b: Sequence[float
         b: The values of the second run, (n,).
 
     >>> str(farthest_steps(range(100), [0.5, 0.6] * 50, [0.5, 0.6] * 25 + [0.1] * 10 + [0.5, 0.6] * 20))
-    'apart beyond the noise from step 50 to 59 (0.55 | 0.1)'
+    'farthest apart from step 50 to 59, beyond the noise (0.55 | 0.1)'
     """
     window = window_of(len(steps))
     curves = [running_means(values, window) for values in (a, b)]
@@ -312,6 +317,13 @@ class MetricMeans:
     """The steps in which the two runs are farthest apart; None if that is within the noise, or not told."""
     disjoint_end: DisjointEnd | None = None
     """The last steps without a value in common; None if they are fewer than `FEWEST_APART`, or not told."""
+
+    @property
+    def zero_at_end(self) -> str:
+        """``A`` or ``B``, the run whose mean is 0 at the end, if the other one's is not; else empty."""
+        if bool(self.a) == bool(self.b):
+            return ""
+        return "B" if self.a else "A"
 
     @property
     def is_far(self) -> bool:
@@ -350,6 +362,8 @@ class MetricMeans:
             clauses.append(f"means over the {self.whole.steps} common log steps surely differ ({means})")
         if self.is_far:
             clauses.append(f"{FAR_APART:g} times apart or more at the end")
+        if self.zero_at_end and clauses:
+            clauses.append(f"0 at the end of {self.zero_at_end}")
         return clauses
 
     def as_json(self) -> dict[str, Any]:
@@ -867,6 +881,9 @@ def parting(
         # They are apart before their distance is above the noise.
         window = window_of(len(steps))
         difference = replace(difference, step=steps[0], a=fmean(a[:window]), b=fmean(b[:window]))
+    end = disjoint_end(steps, a, b)
+    if end is not None and end.first < difference.step:
+        difference = replace(difference, disjoint_from=end.first)
     if name == "learning_rate":
         difference = replace(difference, largest=(max(a), max(b)))
     return difference

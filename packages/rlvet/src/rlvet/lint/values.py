@@ -156,7 +156,7 @@ def reason_unknown(configuration: Configuration, framework: Framework, name: str
     if name in configuration.unsaid:
         return f"{name} is not among the arguments of the trainer"
     if name in configuration.absent:
-        return f"{name} is not set, and its default is that of another version of {framework.title}"
+        return f"{name} is not in the file, as of another version of {framework.title}, or another of its trainers"
     return ""
 
 

@@ -287,8 +287,16 @@ def _merge_diagnoses(of_tokens: Diagnosis | None, of_log: Diagnosis | None) -> D
         assert diagnosis is not None
         return diagnosis
     tested = [*of_tokens.tested, *of_log.tested]
-    configuration = of_log.configuration
-    return Diagnosis(tested, of_tokens.setup, coverage=of_tokens.coverage, configuration=configuration)
+    notes = [f"{len(of_tokens.passed)} tests of the record passed, and {len(of_log.passed)} of the log"]
+    if of_log.no_verdict:
+        notes.append(f"the log alone gets no verdict: {of_log.no_verdict}")
+    return Diagnosis(
+        tested,
+        of_tokens.setup,
+        coverage=of_tokens.coverage,
+        configuration=of_log.configuration,
+        notes=notes,
+    )
 
 
 def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rlvet.errors import InvalidValue
-from rlvet.runs.compact_rows import layouts_of
 from rlvet.runs.config_limits import check_toml, check_yaml
 from rlvet.runs.config_lines import line_of, toml_lines, yaml_scalars
 from rlvet.runs.configuration import Configuration, Setting, Unresolved, title_of
@@ -28,7 +27,6 @@ from rlvet.runs.held_settings import Held, read_held_settings
 from rlvet.runs.keys import FAMILIES, framework_of
 from rlvet.runs.limits import LARGEST_CONFIG, MOST_FILES, MOST_NODES
 from rlvet.runs.log_files import format_of
-from rlvet.runs.quantities import Row
 from rlvet.runs.scalars import read_scalar
 from rlvet.runs.setup import Setup, Value
 
@@ -143,7 +141,7 @@ def _parse_number(value: float | str) -> float | str:
 
 def read_setup(
     path: Path,
-    rows: Sequence[Row],
+    keys: Iterable[str],
     method: str | None = None,
     saved: Saved | None = None,
 ) -> Setup:
@@ -151,14 +149,14 @@ def read_setup(
 
     Args:
         path: The run's folder, or its log.
-        rows: The log. Its keys may show the framework.
+        keys: The keys of the log, which may show the framework.
         method: The text of the method, used if no configuration names one, such as ``"GSPO()"``.
         saved: The newest configuration of the run, if it was read already.
 
-    >>> read_setup(Path("steps.jsonl"), [{"step": 1, "actor/pg_clipfrac": 0.4}], "GSPO()").framework
+    >>> read_setup(Path("steps.jsonl"), ["step", "actor/pg_clipfrac"], "GSPO()").framework
     'verl'
     """
-    logged_framework = _framework_of_log(rows)
+    logged_framework = _framework_of_log(keys)
     setup = read_configuration(path, method, saved)
     if logged_framework in (None, setup.framework):
         return setup
@@ -166,9 +164,9 @@ def read_setup(
     return Setup(logged_framework, method)
 
 
-def _framework_of_log(rows: Sequence[Row]) -> str | None:
+def _framework_of_log(keys: Iterable[str]) -> str | None:
     """Return the framework that a log's keys belong to; None if they belong to no known one."""
-    framework = framework_of(frozenset().union(*layouts_of(rows)))
+    framework = framework_of(frozenset(keys))
     if framework not in FRAMEWORKS:
         framework = FAMILIES.get(framework, framework)
     return framework if framework in FRAMEWORKS else None

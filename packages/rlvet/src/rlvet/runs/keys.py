@@ -115,6 +115,9 @@ def _by_key() -> dict[str, dict[str, str]]:
 USES = _by_key()
 """The use of each key of the table, by framework."""
 
+REWARDS = frozenset(row.key for row in KEYS if row.quantity == "reward")
+"""The keys of the reward."""
+
 
 def _spelled_otherwise() -> dict[str, str]:
     """Return the keys with a slash by the names that exports give them, in which another character replaces it."""
@@ -185,18 +188,20 @@ def framework_of(keys: frozenset[str]) -> str:
     """Return the framework that logged keys; empty if no key, or too few, are of one framework alone.
 
     A framework is recognised by a key with a slash that only it or its family logs, by two such keys without one, or
-    by one if half of all keys are its own. Of several, the one with the most keys is meant. A logged key is the longest
-    key of the table with which it ends. In a log without any slash, keys may be spelled as in an export.
+    by one if half of all keys are its own, and its reward is among them. Of several, the one with the most keys is
+    meant. A logged key is the longest key of the table with which it ends. In a log without any slash, keys may be
+    spelled as in an export.
 
     >>> framework_of(frozenset(("critic/score/mean", "actor/entropy", "kl")))
     'verl'
     >>> framework_of(frozenset(("critic_score_mean", "actor_entropy", "actor_lr")))
     'verl'
-    >>> framework_of(frozenset(("reward", "kl")))
-    ''
+    >>> framework_of(frozenset(("reward", "kl"))), framework_of(frozenset(("reward_mean", "reward_std", "loss")))
+    ('', '')
     """
     counts = dict.fromkeys(FRAMEWORKS, 0)
     marks: dict[str, int] = {}
+    with_reward: set[str] = set()
     is_export = not any("/" in key for key in keys)
     for key in keys - EVERYWHERE:
         found = known_endings(key)
@@ -205,6 +210,8 @@ def framework_of(keys: frozenset[str]) -> str:
         if not found or found[0] in EVERYWHERE:
             continue
         frameworks = set().union(*(USES[known] for known in found))
+        if not REWARDS.isdisjoint(found):
+            with_reward |= frameworks
         for framework in FRAMEWORKS:
             if not frameworks.isdisjoint((framework, *BASES.get(framework, ()))):
                 counts[framework] += 1
@@ -216,7 +223,8 @@ def framework_of(keys: frozenset[str]) -> str:
     candidates = []
     for framework in FRAMEWORKS:
         weight = _weight(framework, marks)
-        if weight >= 2 or (weight and 2 * counts[framework] >= len(keys - EVERYWHERE)):
+        is_mostly_own = 2 * counts[framework] >= len(keys - EVERYWHERE) and framework in with_reward
+        if weight >= 2 or (weight and is_mostly_own):
             candidates.append(framework)
     return max(candidates, key=lambda framework: counts[framework] + _weight(framework, marks), default="")
 

@@ -165,6 +165,11 @@ class Log:
         return STEPS_COUNTED in self.notes
 
     @property
+    def keys(self) -> frozenset[str]:
+        """The keys of its file, without the names that quantities have here."""
+        return frozenset().union(*self.read.values(), self.unread, self.counters, self.replaced)
+
+    @property
     def keys_of_learning(self) -> int:
         """The number of logged keys, without counters and times."""
         known: set[str] = set().union(*self.read.values(), self.replaced)
@@ -428,7 +433,7 @@ def read_run(
     with reading_in(path):
         log = read_log(path, names, run_name)
         saved = newest_configuration(path, log.files, run_name)
-        return log, saved, read_setup(path, log.rows, method, saved)
+        return log, saved, read_setup(path, log.keys, method, saved)
 
 
 def read_log(path: str | Path, names: Mapping[str, str] | None = None, run_name: str | None = None) -> Log:

@@ -172,7 +172,7 @@ STEP_TOO_LARGE = Kind(
 @LOGS.check(
     "size of the first updates",
     after="importance weights of sequences",
-    tested="updates stay near the sampling policy",
+    tested="the first steps do not move the policy too far",
     explained="the policy stays near the one that sampled",
     reports=(STEP_TOO_LARGE,),
 )

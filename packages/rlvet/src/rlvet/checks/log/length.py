@@ -264,6 +264,9 @@ NO_LONGER_ENDED = (
 )
 """The remedy for answers that no longer end, of which nearly none was cut off before."""
 
+THEY_NO_LONGER_END = "they no longer end"
+"""The end of the cause of such a finding."""
+
 
 def _no_longer_ended(cut: Finding, shares: Series) -> Finding | None:
     """Return a finding on cut answers as one on answers that no longer end; None if they were cut off before too.
@@ -272,16 +275,18 @@ def _no_longer_ended(cut: Finding, shares: Series) -> Finding | None:
         cut: The finding.
         shares: The shares of answers cut off.
     """
-    start = cut.onset or 0.0
-    before = [share for step, share in shares.points if step < start]
-    since = shares.since(start).values
+    row = next((row for row, step in enumerate(shares.steps) if step >= (cut.onset or 0.0)), 0)
+    # The first row of the damage may have fewer, as it may be the mean of steps from before and after.
+    while row and shares.values[row - 1] > SOME_CUT:
+        row -= 1
+    start = shares.steps[row]
+    before, since = shares.values[:row], shares.values[row:]
     is_seldom = len(before) >= FEW_STEPS and fmean(before) < SELDOM_CUT
     if cut.ok is not False or not is_seldom or fmean(since) <= MOST:
         return None
-    step = format_step(start)
-    cause = f"{cut.cause}; it was {format_share(fmean(before))} before step {step}: they no longer end"
+    was = f"it was {format_share(fmean(before))} before step {format_step(start)}"
     return cut._replace(
-        cause=cause, advice=f"{NO_LONGER_ENDED}; then resume from a checkpoint before step {step}"
+        cause=f"{cut.cause}; {was}: {THEY_NO_LONGER_END}", onset=start, advice=NO_LONGER_ENDED
     )
 
 

@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 from rlvet._numbers import format_number, format_share, format_step
 from rlvet.checks.course import (
+    ROUNDING,
     Case,
     Course,
     Dip,
@@ -622,8 +623,8 @@ PLATEAU = Kind(
         "larger than the reward itself and its rise before, the check is undecided, unless the reward may have fallen"
     ),
     remedy=(
-        "compare early and late answers with their rewards; a longer run, or other prompts, show whether "
-        "the reward can still rise"
+        "read late answers with a low reward first: if they deserve more, mend the reward; if not, a longer run, or "
+        "other prompts, show whether the reward can still rise"
     ),
     evidence=("reward",),
     source="logs of Prem01-cyber/AxiomForgeAI and aaravarora01/agent-memory-redteam",
@@ -692,7 +693,12 @@ def check_plateau(case: Case) -> Finding:
         if is_constant:
             return undecided_check("the reward is constant in the later half")
         # A change point within a steep rise leaves the rest of it to the part that is looked at.
-        return finding if rises(reward.later_half) else undecided_check("no rise is sure in the later half")
+        if rises(reward.later_half):
+            return finding
+        line = fit_slope(reward.later_half).text
+        return undecided_check(
+            f"no rise of the later half is sure and above {10 * ROUNDING:.0%} of the reward: {line}"
+        )
 
     _, turn = flat
     late_rewards = reward.values[turn:]
@@ -708,10 +714,7 @@ def check_plateau(case: Case) -> Finding:
     before, after = end_means(late_rewards, 3)
     falls_surely = slope.rise < -STANDARD_ERRORS * slope.error or before - after > deviation(late_rewards)
     falls = falls_surely or slope.rise < -2 * slope.error
-    rise, two_errors, most = (
-        format_number(number, 2) for number in (slope.rise, 2 * slope.error, largest_rise_in_fall)
-    )
-    line = f"a line through it rises by {rise} ± {two_errors} (two standard errors)"
+    most = format_number(largest_rise_in_fall, 2)
     # A rise as large as the reward, or as its rise before, is not excluded.
     scale = fmean(abs(part) for part in tenths(late_rewards))
     if turn:
@@ -720,7 +723,7 @@ def check_plateau(case: Case) -> Finding:
     # If it may have fallen, that is worth a look at any noise.
     if is_coarse and not fall.is_near and not falls:
         return undecided_check(
-            f"too short or too noisy to tell: {line}, beside a mean of {format_number(mean)}"
+            f"too short or too noisy to tell: {slope.text}, beside a mean of {format_number(mean)}"
         )
     run = "log" if begins_in_the_middle(course) else "run"
     part_of_run = f"the whole {run}" if not turn else f"{format_share(share)} of the {run}"
@@ -736,18 +739,24 @@ def check_plateau(case: Case) -> Finding:
     elif is_lower and not is_constant:
         cause = f"{cause}{where}a fall is not sure {change}"
     if is_coarse and not falls_surely:
-        cause = f"{cause}; too short or too noisy to tell whether it rises: {line}"
+        cause = f"{cause}; too short or too noisy to tell whether it rises: {slope.text}"
     elif (falls or is_lower) and not falls_surely:
         of_more = f" of more than {most}" if largest_rise_in_fall else ""
         cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
+        rise = format_number(slope.rise, 2)
         estimate = f"a line through it rises by {rise}, " if slope.rise > 0 else "it rises "
         cause = f"{cause}; {estimate}by at most {most} (two standard errors)"
     if case.of(is_solved):
         cause = f"{cause}; {describe_solved(course.series('reward'))}"
     rates = course.series("learning_rate")
-    if rates.values and 0 < rates.values[-1] < SPENT * max(rates.values):
+    is_spent = bool(rates.values) and 0 < rates.values[-1] < SPENT * max(rates.values)
+    if is_spent:
         rate, largest = (format_number(value) for value in (rates.values[-1], max(rates.values)))
         cause = f"{cause}; the learning rate has fallen to {rate} at the end, from {largest}"
     finding = finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])
+    if is_spent:
+        finding = finding._replace(
+            advice=f"{finding.advice}; a longer run needs a learning rate that falls later"
+        )
     return finding._replace(advice=REMEDY_OF_FALL) if falls else finding

@@ -16,6 +16,7 @@ from rlvet.checks.course import (
     blocks,
     end_means,
     falls,
+    fit_slope,
     onset,
     rise_in_errors,
     rises,
@@ -270,8 +271,8 @@ def _lost_signal(finding: Finding, cause: str, shares: Series, course: Course, q
         elif falls(later_rewards) and before > HARD:
             cause = f"{cause} falls{change}"
         else:
-            does_not = "does not rise" if after < before else "does not clearly rise"
-            cause = f"{cause} {does_not}{change}"
+            does_not = "does not rise" if after < before else "does not surely rise"
+            cause = f"{cause} {does_not}{change}: {fit_slope(later_rewards).text}"
             if begins_in_the_middle(course):
                 # It may have risen to its best before.
                 severity = "look"
