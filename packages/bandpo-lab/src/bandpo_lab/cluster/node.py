@@ -338,7 +338,9 @@ def _check_driver(node: Node) -> Finding:
         return Finding(
             "driver", "stop", evidence, "This torch trains on no GPU: install the environment for verl"
         )
-    if node.gpus and int(node.driver_cuda.split(".")[0] or 0) < int(node.torch_cuda.split(".")[0]):
+    if not node.gpus:
+        return Finding("driver", "look", evidence, "The driver is checked on a node with a GPU")
+    if int(node.driver_cuda.split(".")[0] or 0) < int(node.torch_cuda.split(".")[0]):
         return Finding(
             "driver",
             "stop",

@@ -375,7 +375,7 @@ class Comparison:
             for metric in METRICS:
                 values = self.values(method, metric)
                 mean = sum(values) / len(values)
-                row[metric] = round(mean, 4) if math.isfinite(mean) else None
+                row[metric] = mean if math.isfinite(mean) else None
             rows.append(row)
         return rows
 
@@ -389,7 +389,7 @@ class Comparison:
             row: dict[str, str | list[float] | None] = {"method": method}
             for metric in METRICS:
                 interval = self.difference(method, metric)
-                row[metric] = None if interval is None else [round(x, 4) for x in interval]
+                row[metric] = None if interval is None else [*interval]
             rows.append(row)
         return rows
 
