@@ -422,3 +422,23 @@ def test_the_number_of_rows_with_a_reward_is_told_where_it_is_not_that_of_all():
     for row in rows:
         row["reward"] = row["step"] / 100
     assert "in 60 log steps, from step 1 to 60" in str(diagnose_rows(rows))
+
+
+def test_answers_that_are_cut_off_within_the_first_steps_are_not_cut_off_from_the_start():
+    shares = [0.25, 0.625, 0.625, 0.75, *[1.0] * 86]
+    rows = [{"step": step, "reward": 0.5, "cut": share} for step, share in enumerate(shares, 1)]
+    finding = found(rows, "truncated")
+    assert finding.onset == 2
+    assert "; it was 25% in the first log step, and 81% in the first tenth" in finding.cause
+    rows[0]["cut"] = 0.75
+    assert ", as from the start (86% in the first tenth)" in found(rows, "truncated").cause
+
+
+def test_the_first_row_of_answers_that_no_longer_end_is_the_onset():
+    """A row may be the mean of steps from before and after."""
+    shares = [0.01] * 10 + [0.45] + [1.0] * 29
+    rows = [{"step": 5 * row, "reward": 0.5, "cut": share} for row, share in enumerate(shares, 1)]
+    finding = found(rows, "truncated")
+    assert finding.onset == 55
+    assert "it was 1% before step 55: they no longer end" in finding.cause
+    assert "; then resume from a checkpoint before step 55" in finding.advice

@@ -765,3 +765,13 @@ def test_a_reward_with_hardly_a_value_in_common_has_the_line_with_its_interval(t
     assert [one.name for one in difference.logs.apart] == ["reward"]
     assert re.search(r"\nreward .* 95 % interval .* surely higher in B", str(difference))
     assert difference.as_json()["logs"]["reward"]["steps"] == 100
+
+
+def test_a_higher_reward_that_may_be_another_is_told_so_in_the_headline(tmp_path):
+    a, b = (rows(seed, reward=flat, length=flat, entropy=flat) for seed in (1, 2))
+    for row in b:
+        row["reward"] += 0.06
+    assert diff(*written(tmp_path, a, b)).headline.startswith("the reward is surely higher in B; ")
+    b[0] |= {"length": a[0]["length"], "entropy": a[0]["entropy"]}
+    said = diff(*written(tmp_path, a, b)).headline
+    assert said.startswith("the reward is surely higher in B, though it may be another reward; ")

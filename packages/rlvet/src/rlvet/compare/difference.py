@@ -322,7 +322,9 @@ def _headline_of_logs(comparison: LogComparison) -> str:
     metrics = _count(len(parted) + len(apart) + len(comparison.not_told_apart), "shared metric")
     clauses = []
     if comparison.surely_higher:
-        clauses.append(f"the reward is surely higher in {comparison.surely_higher}")
+        is_other = bool(comparison.components or comparison.alike_but_for_reward)
+        other = ", though it may be another reward" if is_other else ""
+        clauses.append(f"the reward is surely higher in {comparison.surely_higher}{other}")
     if parted:
         clauses.append(f"{len(parted)} of {metrics} {_first_parted(comparison)}")
     if apart:

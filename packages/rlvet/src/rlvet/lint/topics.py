@@ -164,9 +164,9 @@ SAMPLING_PENALTY = partial(
     id="sampling-penalty",
     severity="look",
     title="a penalty changes how answers are sampled",
-    effect="The engine changes the probabilities of tokens that are in the answer already. The trainer computes them "
-    "without the penalty, so the gradient is not that of the policy that answers, and an importance weight that "
-    "compares both is far from 1.",
+    effect="The engine changes the probabilities of tokens that the answer has already, and with a repetition penalty "
+    "those of the prompt. The trainer computes them without the penalty, so the gradient is not that of the policy "
+    "that answers, and an importance weight that compares both, where one is used, is far from 1.",
 )
 PENALTY_IGNORED = partial(
     Rule,

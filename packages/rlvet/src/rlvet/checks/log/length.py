@@ -249,6 +249,10 @@ def _since(shares: Series, limit: float, mean: float) -> tuple[float, str]:
     if row and fmean(values[:row]) < RARELY_CUT:
         return shares.steps[row], ""
     first = format_share(shares.first)
+    if row and fmean(values[:row]) <= limit / 2 and shares.first <= mean:
+        was = format_share(fmean(values[:row]))
+        rows = "in the first log step" if row == 1 else f"in the first {row} log steps"
+        return shares.steps[row], f"; it was {was} {rows}, and {first} in the first tenth"
     if shares.first > FALLEN * mean:
         return shares.steps[row], f", down from {first} in the first tenth"
     other = "" if first == format_share(mean) else f" ({first} in the first tenth)"
