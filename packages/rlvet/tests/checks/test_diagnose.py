@@ -140,7 +140,7 @@ def test_markdown_for_the_summary_of_a_job(tmp_path):
     assert "max_completion_length" in row
     # A key of the run ends neither the code nor a cell, and no control character is printed.
     assert "Not read: `my\\|'key'\\x1b`" in result.output
-    (untested,) = [line for line in lines if line.startswith("Cannot be tested: `")]
+    (untested,) = [line for line in lines if line.startswith("Undecided: `")]
     assert "engine and trainer agree, as logged" in untested
     as_json = CliRunner().invoke(app, ["diagnose", str(tmp_path), "--json", "--format", "markdown"])
     assert "engine and trainer agree, as logged" in json.loads(as_json.output)["untested"]

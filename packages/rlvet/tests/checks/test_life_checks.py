@@ -88,10 +88,10 @@ def test_a_death_that_ended_is_told_with_the_steps_that_it_took():
     after = [row | {"step": 308 + number} for number, row in enumerate(course(5002, 300)[0][-60:], 1)]
     timed = [row | {"step_time": 36.0} for row in [*rows, *after]]
     (finding,) = found(timed, "run-died")
-    assert finding.cost == "0.08 of 3.7 hours on each GPU"
+    assert finding.cost == "0.08 of 3.7 hours on each GPU, up to step 308"
     without_times = [{key: value for key, value in row.items() if key != "step_time"} for row in timed]
     (finding,) = found(without_times, "run-died")
-    assert finding.cost == "8 of 368 log steps"
+    assert finding.cost == "8 of 368 log steps, up to step 308"
 
 
 def test_values_that_few_answers_give_are_no_death_in_passing():

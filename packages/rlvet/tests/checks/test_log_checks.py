@@ -1238,7 +1238,15 @@ def test_answers_that_were_cut_off_for_a_while_cost_that_while():
             {"step": step, "reward": 0.5 + draw.gauss(0, 0.02), "cut": share, "length": 200.0 + step % 7}
         )
     (finding,) = [one for one in log_findings(rows) if one.code == "truncated"]
-    assert (finding.onset, finding.cost) == (41, "10 of 100 log steps")
+    assert (finding.onset, finding.cost) == (41, "10 of 100 log steps, up to step 50")
+    # Of the steps in which most were cut off, and not of a tenth of the run.
+    for row in rows[36:54]:
+        row["cut"] = 0.9
+    rows[38]["cut"] = 0.0
+    (finding,) = [one for one in log_findings(rows) if one.code == "truncated"]
+    assert (finding.onset, finding.cost) == (40, "15 of 100 log steps, up to step 54")
+    assert "from step 40 to 54" in finding.cause
+    assert finding.advice.startswith("see what an answer gains by ending")
 
 
 def test_an_onset_stays_where_it_is_as_the_log_grows():

@@ -86,7 +86,7 @@ def test_it_stands_below_the_verdict_and_leaves_it(tmp_path):
     (line,) = diagnosis.in_passing
     assert line.startswith("in passing, from step 301 to 500: reward 0.6")
     assert "; the share of answers cut off 0.02" in line
-    assert line.endswith(" (means)")
+    assert line.endswith(" (means of as many log steps before, in and after it)")
     assert diagnosis.healthy
     assert line in str(diagnosis).splitlines()
     assert line in diagnosis.as_json()["notes"]

@@ -552,7 +552,7 @@ class Diagnosis:
         passed = "; ".join(dict.fromkeys(self.passed)) or "nothing"
         lines += ["", "<details>", f"<summary>{self.counts}</summary>", "", f"Passed: {passed}."]
         if self.untested:
-            lines += ["", f"Cannot be tested: {_as_code(self._untested_text())}"]
+            lines += ["", f"Undecided: {_as_code(self._untested_text())}"]
         if self.replaced_keys:
             lines += ["", f"Read from another key: {_as_code(self.replaced_text)}"]
         if self.unread:

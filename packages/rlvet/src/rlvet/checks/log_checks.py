@@ -291,9 +291,12 @@ def _with_cost(finding: Finding, rows: CompactRows, are_steps_counted: bool) -> 
     steps = rows.column("step")
     last = steps[-1]
     is_over = finding.kind is RUN_DIED or finding.measure == CUT_FOR_A_WHILE
+    up_to = ""
     if is_over and finding.steps is not None:
         # The run may have come back.
         last = finding.steps[1]
+        if last < steps[-1]:
+            up_to = f", up to step {format_step(last)}"
     times = [*rows.values("step_time", 0.0)]
     seconds = sum(time for step, time in zip(steps, times, strict=True) if finding.onset <= step <= last)
     total_seconds = sum(times)
@@ -301,11 +304,11 @@ def _with_cost(finding: Finding, rows: CompactRows, are_steps_counted: bool) -> 
         # A row may stand for several training steps, each of which took that time.
         steps_per_row = max(1.0, (steps[-1] - steps[0]) / max(1, len(rows) - 1))
         cost = _format_times(seconds * steps_per_row, total_seconds * steps_per_row)
-        return finding._replace(cost=f"{cost} on each GPU")
+        return finding._replace(cost=f"{cost} on each GPU{up_to}")
     # A record has several rows of one step.
     different = set(steps)
     since_onset = sum(finding.onset <= step <= last for step in different)
-    return finding._replace(cost=f"{since_onset} of {len(different)} log steps")
+    return finding._replace(cost=f"{since_onset} of {len(different)} log steps{up_to}")
 
 
 def _format_times(seconds: float, total_seconds: float) -> str:

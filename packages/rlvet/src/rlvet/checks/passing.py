@@ -391,7 +391,9 @@ def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
             before, steps = steps, f"from step {format_step(start)} to {format_step(end)}: "
             texts.append(describe_part(part) if steps == before else f"{steps}{describe_part(part)}")
         more = f"; and {len(spell) - MOST_TOLD} more" if len(spell) > MOST_TOLD else ""
-        lines.append(f"in passing, {'; '.join(texts)}{more} (means)")
+        lines.append(
+            f"in passing, {'; '.join(texts)}{more} (means of as many log steps before, in and after it)"
+        )
     if len(spells) > MOST_TOLD:
         lines.append(f"in passing, {len(spells) - MOST_TOLD} more such parts of the run")
     return lines

@@ -70,13 +70,14 @@ TRUNCATED = Kind(
     condition=(
         f"most answers are truncated in the second half of the run; or {MANY_CUT:.0%} in the last tenth, if "
         f"the share was a third of that before; or {SOME_CUT:.0%} in the later half, or in a log of a few "
-        "rows. If this share is not logged: lengths stay at their maximum without the largest rewards, or at "
+        "rows; or, as `look`, most in a tenth of the run. If this share is not logged: lengths stay at their maximum "
+        "without the largest rewards, or at "
         f"{AT_THE_CAP:.0%} of the cap in the configuration, or of the longest answer, if that is the same in every log "
         "step"
     ),
     remedy=(
         "allow longer answers{length cap}, or ask for shorter ones; the reward of an answer that is cut off "
-        "may not be one for its result"
+        "may be for something else than its result"
     ),
     settings=("length cap",),
     evidence=("cut", "length", "length_max"),
@@ -165,14 +166,18 @@ def check_truncation(case: Case) -> Finding:
         return undecided_check("most are cut off in some log steps")
     if max(means) > MOST:
         worst = means.index(max(means))
-        steps = tenth_blocks(shares.steps)[worst]
-        first_row = sum(len(block) for block in tenth_blocks(shares.steps)[:worst])
-        start = _first_step_above(shares, MOST, first_row)
-        rows = slice(first_row, first_row + len(steps))
-        finding = passed_check(shares, max(means), CUT_FOR_A_WHILE, rows)
-        share = format_share(max(means))
-        cause = f"{share} of answers were cut off{at_cap} from step {steps[0]:.0f} to {steps[-1]:.0f}"
-        return finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
+        blocks_before = tenth_blocks(shares.steps)[:worst]
+        first_row = sum(map(len, blocks_before))
+        rows = _rows_above(shares.values, MOST, first_row, first_row + len(tenth_blocks(shares.steps)[worst]))
+        share = fmean(shares.values[rows])
+        start, end = shares.steps[rows.start], shares.steps[rows.stop - 1]
+        finding = passed_check(shares, share, CUT_FOR_A_WHILE, rows)
+        steps = f"from step {format_step(start)} to {format_step(end)}"
+        cause = f"{format_share(share)} of answers were cut off{at_cap} {steps}"
+        finding = finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
+        before = shares.values[: rows.start]
+        is_seldom = len(before) >= FEW_STEPS and fmean(before) < SELDOM_CUT
+        return finding._replace(advice=NO_LONGER_ENDED) if is_seldom else finding
     return finding
 
 
@@ -316,12 +321,25 @@ def _with_growth(cut: Finding, course: Course) -> Finding:
     )
 
 
-def _first_step_above(metric: Series, limit: float, first_row: int) -> float | None:
-    """Return the first step from a row on at which a metric is above a limit; None if there is none."""
-    for step, value in zip(metric.steps[first_row:], metric.values[first_row:], strict=True):
-        if value > limit:
-            return step
-    return None
+def _rows_above(values: Sequence[float], limit: float, first: int, end: int) -> slice:
+    """Return the rows of a part whose mean is above a limit, without those at its ends that are not.
+
+    Rows above the limit before it and after it belong to it too.
+
+    >>> _rows_above([0.0, 0.9, 0.9, 0.1, 0.9, 0.9, 0.9, 0.0], 0.5, 2, 6)
+    slice(1, 7, None)
+    >>> _rows_above([0.0, 0.4, 0.9, 0.9, 0.1, 0.0], 0.5, 1, 5)
+    slice(2, 4, None)
+    """
+    while values[first] <= limit:
+        first += 1
+    while values[end - 1] <= limit:
+        end -= 1
+    while first and values[first - 1] > limit:
+        first -= 1
+    while end < len(values) and values[end] > limit:
+        end += 1
+    return slice(first, end)
 
 
 def has_one_length(course: Course) -> bool:

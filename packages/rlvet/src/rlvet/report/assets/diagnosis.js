@@ -76,7 +76,7 @@ function basis(run) {
     ...unread,
     run.setup || run.method ? line("The run:", run.setup || run.method, "soft") : "",
     folded(`Passed${run.covered_part ? ` in ${run.covered_part}` : ""}: ${passed.length}`, passed),
-    folded(`Cannot be tested: ${untested.length}`, untested),
+    folded(`Undecided: ${untested.length}`, untested),
     folded(`Warnings while reading: ${run.warnings.length}`, run.warnings));
 }
 
