@@ -321,6 +321,19 @@ def test_a_log_and_a_record_are_one_diagnosis(tmp_path):
 
 
 @pytest.mark.slow
+def test_the_tests_of_a_record_and_of_a_log_without_a_verdict_are_told_apart(tmp_path):
+    recorded(tmp_path / "run" / "record")
+    log(tmp_path / "run" / "metrics.jsonl", [{"step": k, "reward": k / 9} for k in range(3)])
+    (run,) = held(write_report([tmp_path / "run"], tmp_path / "page.html"))["runs"]
+    counts, verdict = run["remarks"][:2]
+    numbers = re.fullmatch(r"(\d+) tests of the record passed, and (\d+) of the log", counts)
+    assert sum(map(int, numbers.groups())) == len(run["passed"])
+    assert (
+        verdict
+        == "the log alone gets no verdict: 3 log steps with a reward are too few, at least 10 are needed"
+    )
+
+
 def test_a_report_of_a_log_imports_no_torch(tmp_path):
     path = log(tmp_path / "metrics.jsonl", logged_run())
     code = (

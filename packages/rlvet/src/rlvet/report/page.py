@@ -315,7 +315,9 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         state = "look" if diagnosis.is_at_least("look") else "ok"
     coverage = diagnosis.coverage
     passed = diagnosis.passed
-    notes = list(diagnosis.notes)
+    # What is said of a record and a log together stands at the top.
+    is_of_both = log_diagnosis is not None and diagnosis is not log_diagnosis
+    notes = [] if is_of_both else list(diagnosis.notes)
     if log_diagnosis is not None and log_diagnosis.replaced_keys:
         notes.append(f"read from another key: {log_diagnosis.replaced_text}")
     return {
@@ -335,6 +337,7 @@ def _diagnosis_data(diagnosis: Diagnosis, log_diagnosis: Diagnosis | None) -> di
         if diagnosis.is_at_least("look") or log_diagnosis is None
         else log_diagnosis.expected_fall,
         "remarks": [
+            *(diagnosis.notes if is_of_both else []),
             *([] if log is None else log.notes),
             *([] if log_diagnosis is None else log_diagnosis.remarks),
         ],
