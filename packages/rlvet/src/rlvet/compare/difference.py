@@ -384,7 +384,10 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
             "",
             f"{_no_value(comparison)}; no step from which the rule tells them apart {MEANS_AT_THE_END}:",
         ]
-        lines += [f"- {metric}" for metric in comparison.apart]
+        lines += [
+            f"- {metric}{'' if metric.disjoint_end is None else f': {metric.disjoint_end}'}"
+            for metric in comparison.apart
+        ]
     if lines:
         lines.append("")
     different: list[str] = []

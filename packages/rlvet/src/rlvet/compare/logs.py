@@ -560,7 +560,9 @@ def compare_logs(
                 from_start.append(name)
         elif have_no_value_in_common(values_a, values_b, but_for=FEW_VALUES):
             overlaps = not have_no_value_in_common(values_a, values_b)
-            apart.append(replace(means_at_the_end(name, values_a, values_b), overlaps=overlaps))
+            end = disjoint_end(steps, values_a, values_b) if overlaps else None
+            means_at_end = means_at_the_end(name, values_a, values_b)
+            apart.append(replace(means_at_end, overlaps=overlaps, disjoint_end=end))
             if name == "reward":
                 reward = MeanDifference.of(name, steps, values_a, values_b)
         else:
@@ -761,7 +763,8 @@ def _notes_on_ends(a: Sequence[Row], b: Sequence[Row]) -> list[str]:
     if ends[0] == ends[1]:
         return []
     longer = "A" if ends[0] > ends[1] else "B"
-    last, common = (format_step(end) for end in (max(ends), min(ends)))
+    shared = {row["step"] for row in a} & {row["step"] for row in b}
+    last, common = (format_step(end) for end in (max(ends), max(shared, default=min(ends))))
     return [f"the common steps end at {common}; {longer} goes on to {last}, and its end is not compared"]
 
 

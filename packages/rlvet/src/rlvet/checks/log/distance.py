@@ -272,7 +272,7 @@ def check_divergence(case: Case) -> Finding:
     kl = case.course.series("kl")
     if len(kl.values) < FEW_STEPS:
         return lacks_rows(case.course, FEW_STEPS, "kl")
-    finding = passed_check(kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
+    finding = passed_check(kl, kl.last, "mean KL to the reference in the last tenth", last_tenth(kl))
     if not _is_large(kl.values):
         lengths = range(len(kl.values) - 1, max(FEW_STEPS, len(kl.values) - RECENT_ROWS) - 1, -1)
         recent = next((length for length in lengths if _is_large(kl.values[:length])), None)

@@ -30,7 +30,7 @@ from rlvet.checks.log.length import TRUNCATED
 from rlvet.checks.log.movement import NO_STEP
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import undecided_check
-from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT, start_of_fall
+from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT, check_fall, start_of_fall
 from rlvet.checks.log.signal import NO_SIGNAL
 from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import QUANTITIES
@@ -225,6 +225,9 @@ def check_life(case: Case) -> Finding:
         constant = [name for name in SIGNS_OF_LIFE if _is_constant(course.series(name))]
         if "reward" in constant and len(constant) > 1:
             return undecided_check(f"one value in all log steps: {', '.join(constant)}")
+        if case.of(check_fall).ok is False:
+            # Rows near the start are taken for live ones.
+            return undecided_check("the reward is lost, which another finding reports")
         return Finding("ok", True, "")
     # The death at the end, or the longest one.
     death = deaths[-1] if deaths[-1].lasts else max(deaths, key=lambda one: one.rows)

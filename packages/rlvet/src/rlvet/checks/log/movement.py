@@ -240,7 +240,7 @@ def check_small_steps(case: Case) -> Finding:
     if len(reward.values) < 30 or steps < MANY_STEPS:
         return undecided_check(f"judged after {MANY_STEPS} training steps, of which 30 have a reward")
     if _shows_movement(kl):
-        finding = passed_check(kl, kl.last, "KL to the reference in the last tenth", last_tenth(kl))
+        finding = passed_check(kl, kl.last, "mean KL to the reference in the last tenth", last_tenth(kl))
         quantity = "kl"
         is_small = False
         if len(kl.values) >= 30:
