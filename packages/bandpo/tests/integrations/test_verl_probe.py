@@ -81,7 +81,8 @@ def test_it_takes_little_time():
         start = time.process_time()
         probed(config)
         times.append(time.process_time() - start)
-    assert min(times) < 0.05
+    # About 0.03 s of a quiet core, and twice that beside other jobs.
+    assert min(times) < 0.15
 
 
 def train(config, calls=1):
