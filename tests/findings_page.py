@@ -26,12 +26,12 @@ from rlvet.records.registry import ADVANTAGES, TOKENS
 from rlvet.runs.setup import Setup
 
 PROJECT = Path(__file__).parents[1]
-sys.path.insert(0, str(PROJECT / "benchmarks/doctor"))
+BENCHMARK = PROJECT / "benchmarks/doctor"
+sys.path.insert(0, str(BENCHMARK))
 
 from log_bench import verdict
 
 PAGE = PROJECT / "docs/diagnose.md"
-BENCHMARK = PROJECT / "benchmarks/doctor"
 REPORT = PROJECT / "research/reports/rlvet/report.md"
 COUNTS = PROJECT / "packages/rlvet/src/rlvet/data/first_lines.json"
 GOOD = ("right", "fair")

@@ -389,7 +389,7 @@ class Comparison:
             row: dict[str, str | list[float] | None] = {"method": method}
             for metric in METRICS:
                 interval = self.difference(method, metric)
-                row[metric] = None if interval is None else [*interval]
+                row[metric] = None if interval is None else list(interval)
             rows.append(row)
         return rows
 

@@ -345,8 +345,9 @@ class Diagnosis:
             others = " (1 other has a quantity of these)"
         elif same:
             others = f" ({same} others have quantities of these)"
-        if self._of_audit:
-            others += f" beside {len(self._of_audit)} of bandpo's audit"
+        of_audit = len(self._of_audit)
+        if of_audit:
+            others += f" beside {of_audit} of bandpo's audit"
         rewards = len(self._rewards.steps)
         of_rewards = f", {rewards} of them with a reward," if 0 < rewards < len(self.rows) else ","
         return (
@@ -469,11 +470,12 @@ class Diagnosis:
             lines.append(f"read from another key: {self.replaced_text}")
         lines += _lines_of_keys(self.unread)
         if self.log is not None:
-            counters = [key for key in self.log.counters if key not in self._of_audit]
+            counters = [key for key in self.log.counters if not key.startswith(OF_AUDIT)]
             if counters:
                 lines.append(f"steps, counters and times: {shorten(counters)}")
-            if self._of_audit:
-                lines.append(f"of bandpo's audit, which `bandpo audit` prints: {shorten(self._of_audit)}")
+            of_audit = self._of_audit
+            if of_audit:
+                lines.append(f"of bandpo's audit, which `bandpo audit` prints: {shorten(of_audit)}")
         if self.configuration is not None:
             lines += ["", "the configuration:", *str(self.configuration).split("\n")]
         return lines

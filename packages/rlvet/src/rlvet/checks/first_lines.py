@@ -25,7 +25,7 @@ class FirstLines(NamedTuple):
 
     @property
     def unseen_text(self) -> str:
-        """How many of the logs on which it was right were so at first sight, in words."""
+        """The number of logs, of those on which it was right, on which it was so at first sight, in words."""
         if not self.unseen:
             return "none at first sight"
         if self.unseen == self.right:

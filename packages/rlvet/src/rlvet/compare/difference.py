@@ -355,14 +355,11 @@ def _first_parted(comparison: LogComparison) -> str:
     return f"{verb}, {first} by step {parted[0].step:g} at the latest"
 
 
-BUT_FOR_FEW = f"but for 1 in {1 / FEW_VALUES:g} of each run"
-"""What is said of metrics with no other value in common."""
-
-
 def _no_value(comparison: LogComparison) -> str:
     """Return what the values of the metrics that are apart have in common."""
-    few = f", {BUT_FOR_FEW}" if any(metric.overlaps for metric in comparison.apart) else ""
-    return f"no value in common{few}"
+    if any(metric.overlaps for metric in comparison.apart):
+        return f"no value in common, but for 1 in {1 / FEW_VALUES:g} of each run"
+    return "no value in common"
 
 
 def _order_of(comparison: LogComparison) -> str:
@@ -384,10 +381,9 @@ def _lines_of_logs(comparison: LogComparison, keys: KeyComparison | None) -> lis
             "",
             f"{_no_value(comparison)}; no step from which the rule tells them apart {MEANS_AT_THE_END}:",
         ]
-        lines += [
-            f"- {metric}{'' if metric.disjoint_end is None else f': {metric.disjoint_end}'}"
-            for metric in comparison.apart
-        ]
+        for metric in comparison.apart:
+            since = "" if metric.disjoint_end is None else f": {metric.disjoint_end}"
+            lines.append(f"- {metric}{since}")
     if lines:
         lines.append("")
     different: list[str] = []

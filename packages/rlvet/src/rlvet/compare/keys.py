@@ -19,6 +19,7 @@ from rlvet.compare.logs import (
     aligned,
     have_no_value_in_common,
     means_at_the_end,
+    pair_text,
 )
 from rlvet.runs.beginnings import common_beginning, groups_of
 from rlvet.runs.logs import Log
@@ -72,7 +73,7 @@ class KeyComparison:
                 f"{listed([str(one) for one in self.apart])}"
             )
         if self.sure:
-            means = [f"{one.name} {format_number(one.a)} | {format_number(one.b)}" for one in self.sure]
+            means = [f"{one.name} {pair_text(one.a, one.b)}" for one in self.sure]
             lines.append(
                 f"not known to rlvet, with means over the common steps that surely differ, each alone at 95 % (A | B): "
                 f"{listed(means)}"
@@ -127,10 +128,10 @@ def compare_keys(a: Log, b: Log, *, is_one_framework: bool = True) -> KeyCompari
     """
     unread = (len(a.unread), len(b.unread))
     logged = (a.keys_of_learning, b.keys_of_learning)
+    of_a, of_b = a.keys, b.keys
     shared = [key for key in a.unread if key in b.unread]
     if not is_one_framework:
         return KeyComparison([], [], unread=unread, unread_of_both=shared, logged=logged)
-    of_a, of_b = (_all_keys(log) for log in (a, b))
     courses = (Course(a.rows), Course(b.rows))
     apart = []
     sure = []
@@ -191,10 +192,6 @@ def _is_far_wider(a: tuple[float, float], b: tuple[float, float]) -> bool:
     """
     small, large = sorted(high - low for low, high in (a, b))
     return large >= WIDER * small and large > 0
-
-
-def _all_keys(log: Log) -> set[str]:
-    return {*log.unread, *log.counters, *log.replaced}.union(*log.read.values())
 
 
 def by_beginning(keys: Sequence[str]) -> tuple[list[str], list[int]]:

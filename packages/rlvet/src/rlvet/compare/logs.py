@@ -75,16 +75,16 @@ class MetricDifference:
 
     def __str__(self) -> str:
         text = (
-            f"{self.name} from step {format_step(self.step)}: {format_number(self.a)} | {format_number(self.b)} "
+            f"{self.name} from step {format_step(self.step)}: {pair_text(self.a, self.b)} "
             f"(noise of a step {format_number(self.noise, 2)})"
         )
         if self.ends is not None:
-            text = f"{text}, at the end {format_number(self.ends[0])} | {format_number(self.ends[1])}"
+            text = f"{text}, at the end {pair_text(*self.ends)}"
         if self.disjoint_from is not None:
             text = f"{text}, no value in common from step {format_step(self.disjoint_from)} on"
         if self.largest is None:
             return text
-        return f"{text}, largest {format_number(self.largest[0])} | {format_number(self.largest[1])}"
+        return f"{text}, largest {pair_text(*self.largest)}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the difference as a dictionary for JSON."""
@@ -93,6 +93,15 @@ class MetricDifference:
 
 FAR_APART = 10.0
 """Ratio of the means at the end from which a metric that does not part by the rule is listed apart from the others."""
+
+
+def pair_text(a: float, b: float) -> str:
+    """Return a number of each of two runs.
+
+    >>> pair_text(0.5, 0.25)
+    '0.5 | 0.25'
+    """
+    return f"{format_number(a)} | {format_number(b)}"
 
 
 def courses_text(start: tuple[float, float], end: tuple[float, float]) -> str:
@@ -191,7 +200,7 @@ class MeanDifference:
         if self.a == self.b and self.low == self.high:
             verdict = "equal at each step"
         courses = courses_text(self.starts, self.ends)
-        means = f"{format_number(self.a)} | {format_number(self.b)}"
+        means = pair_text(self.a, self.b)
         window = window_of(self.steps)
         return (
             f"{self.name} {courses} (A | B, means of the first {window} → of the last {window} common log steps), and "
@@ -225,9 +234,8 @@ class FarthestSteps:
     """The mean of the second run."""
 
     def __str__(self) -> str:
-        means = f"{format_number(self.a)} | {format_number(self.b)}"
         steps = f"from step {format_step(self.first)} to {format_step(self.last)}"
-        return f"farthest apart {steps}, beyond the noise ({means})"
+        return f"farthest apart {steps}, beyond the noise ({pair_text(self.a, self.b)})"
 
 
 @dataclass(frozen=True)
@@ -242,8 +250,7 @@ class DisjointEnd:
     """The mean of the second run."""
 
     def __str__(self) -> str:
-        means = f"{format_number(self.a)} | {format_number(self.b)}"
-        return f"no value in common from step {format_step(self.first)} on ({means})"
+        return f"no value in common from step {format_step(self.first)} on ({pair_text(self.a, self.b)})"
 
 
 def disjoint_end(steps: Sequence[float], a: Sequence[float], b: Sequence[float]) -> DisjointEnd | None:
@@ -343,7 +350,7 @@ class MetricMeans:
     def __str__(self) -> str:
         starts = self.starts if self.whole is None else self.whole.starts
         if starts is None:
-            return f"{self.name} {format_number(self.a)} | {format_number(self.b)}"
+            return f"{self.name} {pair_text(self.a, self.b)}"
         return f"{self.name} {courses_text(starts, (self.a, self.b))}"
 
     def differences(self, *, has_means: bool = True) -> list[str]:
@@ -358,7 +365,7 @@ class MetricMeans:
         if self.farthest is not None:
             clauses.append(str(self.farthest))
         if self.whole is not None and self.is_sure and has_means:
-            means = f"{format_number(self.whole.a)} | {format_number(self.whole.b)}"
+            means = pair_text(self.whole.a, self.whole.b)
             clauses.append(f"means over the {self.whole.steps} common log steps surely differ ({means})")
         if self.is_far:
             clauses.append(f"{FAR_APART:g} times apart or more at the end")
@@ -540,8 +547,7 @@ def compare_logs(
                 of_a, of_b = dict(first.points), dict(second.points)
                 last = max(of_a.keys() & of_b.keys(), default=None)
                 if last is not None:
-                    values = f"{format_number(of_a[last])} | {format_number(of_b[last])}"
-                    last_values[name] = f"{values} at step {format_step(last)}"
+                    last_values[name] = f"{pair_text(of_a[last], of_b[last])} at step {format_step(last)}"
             continue
         longest = max(longest, window_of(len(steps)))
         numbers[name] = len(steps)
@@ -830,8 +836,7 @@ def _notes_on_epochs(a: float | None, b: float | None) -> list[str]:
     """Return a sentence on the numbers of steps in an epoch; none if they are equal or one is not known."""
     if a is None or b is None or math.isclose(a, b, rel_tol=SAME_EPOCH):
         return []
-    numbers = " | ".join(format_number(number) for number in (a, b))
-    return [f"steps an epoch {numbers} (A | B): data sets, or batches, of other sizes"]
+    return [f"steps an epoch {pair_text(a, b)} (A | B): data sets, or batches, of other sizes"]
 
 
 def aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:
@@ -847,13 +852,13 @@ def aligned(first: Series, second: Series) -> tuple[list[float], list[float], li
     >>> aligned(first, Course([{"step": step, "reward": 10 * step} for step in (1.5, 3.5, 5.5)]).series("reward"))
     ([1.5, 3.5, 5.5], [1, 3, 5], [15.0, 35.0, 55.0])
     """
-    of_first, of_second = dict(first.points), dict(second.points)
-    common = [step for step in first.steps if step in of_second]
-    if 2 * len(common) >= min(len(first.steps), len(second.steps)):
-        return common, [of_first[step] for step in common], [of_second[step] for step in common]
     if len(second.steps) < len(first.steps):
         steps, values_b, values_a = aligned(second, first)
         return steps, values_a, values_b
+    of_first, of_second = dict(first.points), dict(second.points)
+    common = [step for step in first.steps if step in of_second]
+    if 2 * len(common) >= len(first.steps):
+        return common, [of_first[step] for step in common], [of_second[step] for step in common]
     steps: list[float] = []
     values: tuple[list[float], list[float]] = ([], [])
     for step, value in zip(first.steps, first.values, strict=True):

@@ -210,11 +210,12 @@ def framework_of(keys: frozenset[str]) -> str:
         if not found or found[0] in EVERYWHERE:
             continue
         frameworks = set().union(*(USES[known] for known in found))
-        if not REWARDS.isdisjoint(found):
-            with_reward |= frameworks
+        is_reward = not REWARDS.isdisjoint(found)
         for framework in FRAMEWORKS:
             if not frameworks.isdisjoint((framework, *BASES.get(framework, ()))):
                 counts[framework] += 1
+                if is_reward:
+                    with_reward.add(framework)
         of_longest = USES[found[0]].keys()
         families = {FAMILIES.get(framework, framework) for framework in of_longest}
         if len(families) == 1 and counts.keys() >= of_longest:

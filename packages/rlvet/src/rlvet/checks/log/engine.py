@@ -201,9 +201,9 @@ def check_agreement(case: Case) -> Finding:
             measure = "mean importance weight, last tenth"
             finding = passed_check(weight, weight.last, measure, last_tenth(weight))
         if not 1 / FAR_WEIGHT <= weight.last <= FAR_WEIGHT:
-            unclear.append(f"the mean importance weight is {format_number(weight.last, 2)} in few rows")
             if len(weight.values) >= FEW_STEPS:
                 return _far_weight(weight, age_text, age_quantities)
+            unclear.append(f"the mean importance weight is {format_number(weight.last, 2)} in few rows")
 
     if mean_age > STALE:
         cause = f"data is {format_number(mean_age, 2)} updates old on average"

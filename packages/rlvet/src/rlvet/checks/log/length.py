@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import groupby
 from statistics import fmean, median
@@ -166,18 +167,17 @@ def check_truncation(case: Case) -> Finding:
         return undecided_check("most are cut off in some log steps")
     if max(means) > MOST:
         worst = means.index(max(means))
-        blocks_before = tenth_blocks(shares.steps)[:worst]
-        first_row = sum(map(len, blocks_before))
-        rows = _rows_above(shares.values, MOST, first_row, first_row + len(tenth_blocks(shares.steps)[worst]))
+        lengths = [len(block) for block in tenth_blocks(shares.steps)]
+        first_row = sum(lengths[:worst])
+        rows = _rows_above(shares.values, MOST, first_row, first_row + lengths[worst])
         share = fmean(shares.values[rows])
         start, end = shares.steps[rows.start], shares.steps[rows.stop - 1]
         finding = passed_check(shares, share, CUT_FOR_A_WHILE, rows)
         steps = f"from step {format_step(start)} to {format_step(end)}"
         cause = f"{format_share(share)} of answers were cut off{at_cap} {steps}"
         finding = finding.failed(TRUNCATED, cause, severity="look", onset=start, quantities=quantities)
-        before = shares.values[: rows.start]
-        is_seldom = len(before) >= FEW_STEPS and fmean(before) < SELDOM_CUT
-        return finding._replace(advice=NO_LONGER_ENDED) if is_seldom else finding
+        is_new = _was_seldom(shares.values[: rows.start])
+        return finding._replace(advice=NO_LONGER_ENDED) if is_new else finding
     return finding
 
 
@@ -251,11 +251,12 @@ def _since(shares: Series, limit: float, mean: float) -> tuple[float, str]:
     if shares.first <= limit or len(values) < 2 * FEW_STEPS:
         return shares.steps[lasting_row(values, limit)], ""
     row = next(row for row, value in enumerate(values) if value > limit)
-    if row and fmean(values[:row]) < RARELY_CUT:
+    before = fmean(values[:row]) if row else limit
+    if before < RARELY_CUT:
         return shares.steps[row], ""
     first = format_share(shares.first)
-    if row and fmean(values[:row]) <= limit / 2 and shares.first <= mean:
-        was = format_share(fmean(values[:row]))
+    if before <= limit / 2 and shares.first <= mean:
+        was = format_share(before)
         rows = "in the first log step" if row == 1 else f"in the first {row} log steps"
         return shares.steps[row], f"; it was {was} {rows}, and {first} in the first tenth"
     if shares.first > FALLEN * mean:
@@ -266,6 +267,12 @@ def _since(shares: Series, limit: float, mean: float) -> tuple[float, str]:
 
 SELDOM_CUT = 0.1
 """Mean share of answers cut off before most are, below which the cap was long enough until then."""
+
+
+def _was_seldom(shares: Sequence[float]) -> bool:
+    """Return whether nearly no answer was cut off in some first log steps, which are not few."""
+    return len(shares) >= FEW_STEPS and fmean(shares) < SELDOM_CUT
+
 
 NO_LONGER_ENDED = (
     "see what an answer gains by ending: one that is cut off should get no reward, or less; longer ones{length cap} "
@@ -284,14 +291,13 @@ def _no_longer_ended(cut: Finding, shares: Series) -> Finding | None:
         cut: The finding.
         shares: The shares of answers cut off.
     """
-    row = next((row for row, step in enumerate(shares.steps) if step >= (cut.onset or 0.0)), 0)
+    row = bisect_left(shares.steps, cut.onset or 0.0)
     # The first row of the damage may have fewer, as it may be the mean of steps from before and after.
     while row and shares.values[row - 1] > SOME_CUT:
         row -= 1
     start = shares.steps[row]
     before, since = shares.values[:row], shares.values[row:]
-    is_seldom = len(before) >= FEW_STEPS and fmean(before) < SELDOM_CUT
-    if cut.ok is not False or not is_seldom or fmean(since) <= MOST:
+    if cut.ok is not False or not _was_seldom(before) or fmean(since) <= MOST:
         return None
     was = f"it was {format_share(fmean(before))} before step {format_step(start)}"
     return cut._replace(

@@ -704,7 +704,7 @@ def check_plateau(case: Case) -> Finding:
     late_rewards = reward.values[turn:]
     slope = fit_slope(late_rewards)
     upper_limit = max(0.0, slope.rise) + 2 * slope.error
-    largest_rise_in_fall = max(0.0, slope.rise + 2 * slope.error)
+    largest_rise = max(0.0, slope.rise + 2 * slope.error)
     start = reward.steps[turn]
     end = reward.steps[-1]
     share = len(late_rewards) / len(reward.values)
@@ -714,7 +714,7 @@ def check_plateau(case: Case) -> Finding:
     before, after = end_means(late_rewards, 3)
     falls_surely = slope.rise < -STANDARD_ERRORS * slope.error or before - after > deviation(late_rewards)
     falls = falls_surely or slope.rise < -2 * slope.error
-    most = format_number(largest_rise_in_fall, 2)
+    most = format_number(largest_rise, 2)
     # A rise as large as the reward, or as its rise before, is not excluded.
     scale = fmean(abs(part) for part in tenths(late_rewards))
     if turn:
@@ -741,7 +741,7 @@ def check_plateau(case: Case) -> Finding:
     if is_coarse and not falls_surely:
         cause = f"{cause}; too short or too noisy to tell whether it rises: {slope.text}"
     elif (falls or is_lower) and not falls_surely:
-        of_more = f" of more than {most}" if largest_rise_in_fall else ""
+        of_more = f" of more than {most}" if largest_rise else ""
         cause = f"{cause}; a rise{of_more} is excluded (two standard errors)"
     elif not is_constant and not falls_surely:
         rise = format_number(slope.rise, 2)
@@ -755,8 +755,9 @@ def check_plateau(case: Case) -> Finding:
         rate, largest = (format_number(value) for value in (rates.values[-1], max(rates.values)))
         cause = f"{cause}; the learning rate has fallen to {rate} at the end, from {largest}"
     finding = finding.failed(PLATEAU, cause, onset=start, quantities=["reward"])
+    if falls:
+        return finding._replace(advice=REMEDY_OF_FALL)
     if is_spent:
-        finding = finding._replace(
-            advice=f"{finding.advice}; a longer run needs a learning rate that falls later"
-        )
-    return finding._replace(advice=REMEDY_OF_FALL) if falls else finding
+        advice = f"{finding.advice}; a longer run needs a learning rate that falls later"
+        return finding._replace(advice=advice)
+    return finding
