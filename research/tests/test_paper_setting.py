@@ -660,7 +660,7 @@ def test_what_the_conclusions_say_of_reused_data(committed, conclusions):
     clip = reused.curve([CLIP])
     gain, band = (difference_at_best_rates(reused.curve([arm]), clip) for arm in ("BandAbove", "BandPO"))
     assert f"`BandAbove()` {signed(gain)} mean reward" in conclusions
-    assert f"At best rates, clip 0.2's mean reward is {clip.best_scores.mean():.2f}" in conclusions
+    assert "At best rates, `BandPO()` adds nothing sure to clip 0.2's mean reward" in conclusions
     assert band.low < 0 < band.high
     lost = [reused.difference("BandPO", CLIP, "entropy", rate).high < 0 for rate in reused.cell.rates]
     assert lost.count(True) == 2
