@@ -64,6 +64,11 @@ def output(path, head, rows=ROWS):
         ("Loading data: please wait\nWe found in this folder these numbers: 3\n", {}),
         ("x = list(map(f, key=len(y))); a==b url=https://a/b\n", {}),
         ("2026-04-19 08:16:38,967 at 10.0.0.1:8080 /a/b=3/c\n", {}),
+        (
+            "Loading data: /a/b.jsonl\n  Using first 15,000 examples (--max-samples)\n  15,000 training examples\n",
+            {"examples": "15,000", "training examples": "15,000"},
+        ),
+        ("Loaded 7473 training prompts from gsm8k in 12 seconds, v1.2 tasks\n", {"training prompts": "7473"}),
         ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
     ],
 )
@@ -122,6 +127,26 @@ def test_one_setting_that_is_printed_twice_is_told_once(tmp_path):
     a = output(tmp_path / "a.log", "Namespace(normalization='std', seed=1)\nNormalization: std\nSeed: 1\n")
     b = output(tmp_path / "b.log", "Namespace(normalization='none', seed=2)\nNormalization: none\nSeed: 3\n")
     assert differing_pairs(a, b) == {"seed": "1 | 2", "normalization": "std | none", "Seed": "1 | 3"}
+
+
+def test_words_that_one_of_two_like_outputs_prints_are_told(tmp_path):
+    head = "seed: 42\nLoading model: /m/x\n"
+    a = output(tmp_path / "a.log", f"{head}  flash-attn not found, using default attention\n")
+    b = output(tmp_path / "b.log", f"{head}  Using Flash Attention 2\nStarted at 10:11:12 on host\n")
+    said = str(diff(a, b))
+    assert "only A prints the words 'flash-attn not found, using default attention'; only B" in said
+    assert "only B prints the words 'Using Flash Attention 2'\n" in said
+    many = output(tmp_path / "c.log", head + "".join(f"Part {word} is read\n" for word in ("a", "b", "c", "d")))
+    assert "only A prints the words 'flash-attn not found" in str(diff(a, many))
+    assert "only B prints the words" not in str(diff(a, many))
+
+
+def test_outputs_of_other_numbers_of_processes_say_so(tmp_path):
+    a = output(tmp_path / "a.log", "seed: 42\nrank words\nlr: 1e-6\n")
+    b = output(tmp_path / "b.log", "seed: 42\n" * 4 + "lr: 1e-6\n" * 4)
+    assert "each setting is printed 1 | 4 times, as by so many processes" in str(diff(a, b))
+    uneven = output(tmp_path / "c.log", "seed: 42\n" * 4 + "lr: 1e-6\n" * 3)
+    assert "as by so many processes" not in str(diff(a, uneven))
 
 
 def test_names_of_settings_that_are_compared_are_left_out(tmp_path):

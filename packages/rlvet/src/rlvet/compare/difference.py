@@ -22,7 +22,7 @@ from rlvet.compare.configurations import (
     format_value,
     read_training,
 )
-from rlvet.compare.heads import differing_pairs, equal_names, pairs_of_one
+from rlvet.compare.heads import copies_of_lines, differing_pairs, equal_names, pairs_of_one, sentences_of_one
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
 from rlvet.compare.logs import (
     FEW_AT_AN_END,
@@ -528,6 +528,10 @@ MOST_LISTED = 6
 """The most entries of a line that lists settings."""
 MOST_EQUAL = 60
 """The most entries of the line of equal values, which is the only place that has them."""
+MOST_DIFFERENT = 20
+"""The most printed values that differ."""
+MOST_SENTENCES = 3
+"""The most sentences that one of two outputs of like scripts has alone."""
 
 
 def _joined(texts: Any, most: int = MOST_LISTED) -> str:
@@ -655,10 +659,18 @@ def diff(
 
 def _printed_texts(a: Path, b: Path, known: Container[tuple[str, str]], pairs: Mapping[str, str]) -> str:
     """Return a sentence on what two outputs printed before training, where that differs; empty if it does not."""
-    texts = [f"(A | B) {_joined(f'{name} {values}' for name, values in pairs.items())}"] if pairs else []
-    for name, alone in (("A", pairs_of_one(a, b, known)), ("B", pairs_of_one(b, a, known))):
+    values = [f"{name} {both}" for name, both in pairs.items()]
+    texts = [f"(A | B) {_joined(values, MOST_DIFFERENT)}"] if values else []
+    for name, output, other in (("A", a, b), ("B", b, a)):
+        alone = pairs_of_one(output, other, known)
         if alone:
-            texts.append(f"only {name} prints {alone}")
+            texts.append(f"only {name} prints {_joined(alone)}")
+        sentences = sentences_of_one(output, other)
+        if 0 < len(sentences) <= MOST_SENTENCES:
+            texts.append(f"only {name} prints the words {', '.join(map(repr, sentences))}")
+    copies_a, copies_b = copies_of_lines(a), copies_of_lines(b)
+    if copies_a and copies_b and copies_a != copies_b:
+        texts.append(f"each setting is printed {copies_a} | {copies_b} times, as by so many processes")
     return (
         f"printed before training, not judged, and maybe changed since: {'; '.join(texts)}" if texts else ""
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Container, Iterable
 from pathlib import Path
 
@@ -58,6 +59,14 @@ LABELLED = (
 )
 """A line that has only a name of some words, and a value: ``Dataset size: 4695``."""
 
+COUNTED = re.compile(
+    r"(?i)(?<![\w.,/:=-])(\d[\d,]*) "
+    r"((?:[a-z][a-z-]+ ){0,2}"
+    r"(?:examples|samples|prompts|questions|problems|tasks|rows|items|conversations|generations|completions"
+    r"|rollouts|processes|workers|episodes|parameters))\b"
+)
+"""A number before what it counts: ``15,000 training examples``."""
+
 NO_LINE = re.compile(r"(?i)error|warning|exception|retry")
 """A line of what went wrong, whose numbers are no settings."""
 
@@ -85,24 +94,29 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
     >>> printed_pairs(log)
     {'rho': {'0.70'}, 'seed': {'42'}}
     """
-    if path.suffix not in ENDINGS or not path.is_file():
-        return {}
-    with path.open("rb") as file:
-        text = LOST.split(file.read(LARGEST).decode("utf-8", "replace"))[-1]
     values: dict[str, set[str]] = {}
-    for line in itertools.islice(text.splitlines(), MOST_LINES):
-        line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
-        rows = itertools.chain.from_iterable(printed_trainings(line)[0])
-        # A dictionary of settings may be printed as a row is.
-        if any(map(has_training_metric, rows)):
-            break
-        if NO_LINE.search(line):
-            continue
+    for line in _head_of(path):
         for name, value in _pairs_of(line):
             # Code has an argument under its own name.
             if name != value and not NO_SETTING.search(name.rpartition(": ")[2].replace(" ", "_")):
                 values.setdefault(name, set()).add(value)
     return values
+
+
+def _head_of(path: Path) -> Iterable[str]:
+    """Return the lines of an output before its first row, but for those of what went wrong."""
+    if path.suffix not in ENDINGS or not path.is_file():
+        return
+    with path.open("rb") as file:
+        text = LOST.split(file.read(LARGEST).decode("utf-8", "replace"))[-1]
+    for line in itertools.islice(text.splitlines(), MOST_LINES):
+        line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
+        rows = itertools.chain.from_iterable(printed_trainings(line)[0])
+        # A dictionary of settings may be printed as a row is.
+        if any(map(has_training_metric, rows)):
+            return
+        if not NO_LINE.search(line):
+            yield line
 
 
 def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
@@ -111,13 +125,14 @@ def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
         match = labelled.match(line)
         if match is not None:
             return [(match[1], match[2])]
+    counts = [(match[2], match[1]) for match in COUNTED.finditer(line)]
     pairs = [match for pair in PAIRS for match in pair.finditer(line)]
     of = DICTIONARY.search(line)
     if of is None:
-        return [(match[1], match[2]) for match in pairs]
+        return counts + [(match[1], match[2]) for match in pairs]
     # A name in a dictionary may be that of another setting elsewhere.
     end = of.end() + len(line[of.end() :].partition("}")[0])
-    return [
+    return counts + [
         (f"{of[1]}: {match[1]}" if of.end() <= match.start() < end else match[1], match[2]) for match in pairs
     ]
 
@@ -158,12 +173,40 @@ def equal_names(a: Path, b: Path) -> list[str]:
     ]
 
 
-MOST_OF_ONE = 6
-"""Number of names that are told which one output alone has."""
+SENTENCE = re.compile(r"[\s*•-]*([A-Za-z][\w-]* [^/\\|%=<>{}\[\]]{3,70})")
+"""A short line of words, without a path, a setting or a bar."""
+
+NO_SENTENCE = re.compile(r"\d\d:\d\d|\d{4}|\d\.\d")
+"""What differs between any two runs: a time, a date, a long number, an address."""
 
 
-def pairs_of_one(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> str:
-    """Return what only one of two outputs has before its first row, as ``K 50, tau 0.10``; empty without any.
+def sentences_of_one(a: Path, b: Path) -> list[str]:
+    """Return the short lines of words that only one of two outputs has before its first row.
+
+    Args:
+        a: The output.
+        b: The other one.
+    """
+    others = set(_sentences_of(b))
+    return [sentence for sentence in dict.fromkeys(_sentences_of(a)) if sentence not in others]
+
+
+def _sentences_of(path: Path) -> Iterable[str]:
+    """Return the short lines of words, without a setting, before the first row of an output."""
+    for line in _head_of(path):
+        match = SENTENCE.fullmatch(line.rstrip())
+        if match is not None and not NO_SENTENCE.search(line) and not _pairs_of(line):
+            yield match[1]
+
+
+def copies_of_lines(path: Path) -> int | None:
+    """Return how often an output prints each of its settings, as by that many processes; None without one number."""
+    counts = Counter(line.strip() for line in _head_of(path) if _pairs_of(line))
+    return min(counts.values()) if len(set(counts.values())) == 1 else None
+
+
+def pairs_of_one(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> list[str]:
+    """Return the names with one value that only one of two outputs has before its first row, each as ``tau 0.10``.
 
     Args:
         a: The output.
@@ -171,9 +214,8 @@ def pairs_of_one(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> st
         known: Names with a value that are left out, as those of settings that are compared otherwise.
     """
     others = {name.casefold() for name in printed_pairs(b)}
-    texts = []
-    for name, values in printed_pairs(a).items():
-        if name.casefold() not in others and len(values) == 1 and (name, min(values)) not in known:
-            texts.append(f"{name} {min(values)}")
-    more = f" and {len(texts) - MOST_OF_ONE} more" if len(texts) > MOST_OF_ONE else ""
-    return ", ".join(texts[:MOST_OF_ONE]) + more
+    return [
+        f"{name} {min(values)}"
+        for name, values in printed_pairs(a).items()
+        if name.casefold() not in others and len(values) == 1 and (name, min(values)) not in known
+    ]
