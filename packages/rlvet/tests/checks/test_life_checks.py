@@ -269,7 +269,7 @@ def test_a_death_within_the_first_rows_begins_where_its_values_do():
         )
     (finding,) = found(rows, "run-died")
     assert finding.onset == 9
-    assert finding.cause.endswith("from step 9 to 40; after that the run lives again")
+    assert finding.cause.endswith("from step 9 to 40; after that they have other values again")
     assert "entropy" in finding.cause
     assert "→ 2e-12" in finding.cause
     assert "→ 4e-13" in finding.cause

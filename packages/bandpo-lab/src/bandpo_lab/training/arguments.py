@@ -62,7 +62,7 @@ class RunArguments(GRPOScriptArguments):
         default=1.0, metadata={"help": "Smallest sum of rewards with which a completion counts as right."}
     )
     threads: int | None = field(
-        default=None, metadata={"help": "CPU threads for torch; by default torch's choice."}
+        default=None, metadata={"help": "CPU threads for torch."}
     )
 
     def __post_init__(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -58,8 +58,11 @@ def async_trainer(
         sampler = _sampler(training, path, tokenizer, train_set, rewards)
         settings |= {"rollout_worker": sampler, "weight_transfer": sampler}
         if training.process_index == 0:
+            # A token that is sampled right before a sync waits for that many updates more.
+            oldest = (cast("int", training.lag) + 1) * training.weight_sync_steps
             echo(
-                f"rehearsal: this process samples, with weights of {training.lag} versions ago, in place of vLLM",
+                f"rehearsal: this process samples, with weights of {training.lag} versions ago, in place of vLLM: tokens "
+                f"are at most {oldest} updates old",
                 err=True,
             )
     return AsyncRunTrainer(

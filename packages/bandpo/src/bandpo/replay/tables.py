@@ -250,7 +250,7 @@ def ages_table(replay: Replay) -> Table:
     columns = replay.ages.rows
     rows = [
         ["tokens", *(f"{column.tokens:,}" for column in columns)],
-        ["spread of log r (nats)", *(format_number(column.spread, 2) for column in columns)],
+        ["root mean square of log r (nats)", *(format_number(column.spread, 2) for column in columns)],
         ["effective sample size of r, all tokens", *(_effective(column) for column in columns)],
         ["rare winners", *(f"{replay.rare_winners_by_age.get(column.name, 0):,}" for column in columns)],
         [],

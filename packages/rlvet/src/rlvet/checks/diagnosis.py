@@ -18,6 +18,7 @@ from rlvet.checks.course import Course, Series, begins_in_the_middle, starts_lat
 from rlvet.checks.findings import Coverage, Finding
 from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
+from rlvet.checks.log.life import TOLD_BY
 from rlvet.checks.log.reward import PLATEAU_STEPS
 from rlvet.checks.passing import in_passing, in_single_steps
 from rlvet.checks.unjudged import constant_values, values_of_evaluation, values_without_verdict
@@ -243,7 +244,7 @@ class Diagnosis:
             ]
         spikes = scores = constants = ""
         if self.log is not None:
-            constants = constant_values(Course(self.rows))
+            constants = constant_values(Course(self.rows), self._told)
             spikes = in_single_steps(Course(self.rows), self.findings)
             is_told = any(EVALUATION in finding.quantities for finding in self.findings)
             scores = "" if is_told else values_of_evaluation(Course(self.rows))
@@ -252,6 +253,12 @@ class Diagnosis:
             *self.near_limits,
             *self.in_passing,
         ]
+
+    @property
+    def _told(self) -> set[str]:
+        """Quantities of which the findings tell, also as an effect."""
+        told = {name for finding in self.findings for name in finding.quantities}
+        return told.union(*(TOLD_BY[finding.kind] for finding in self.findings if finding.kind in TOLD_BY))
 
     @property
     def faults(self) -> str:

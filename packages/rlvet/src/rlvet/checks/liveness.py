@@ -307,6 +307,31 @@ FINE_AT_ZERO = (
 """Quantities that may stay 0 in a healthy run."""
 
 
+OF_REAL_NUMBERS = ("kl", "kl_old", "entropy", "grad_norm", "mismatch", "mismatch_kl", "mismatch_probs", LOSS)
+"""Quantities that repeat a value by chance only where they are logged with few digits."""
+
+COARSE = 30
+"""Number of units of the last digit up to which a rounded value repeats while what is rounded changes."""
+
+MOST_DECIMALS = 4
+"""The most digits after the point with which metrics are logged rounded."""
+
+
+def _is_rounded(name: str, values: Sequence[float], value: float) -> bool:
+    """Return whether a value repeats as its metric is logged with few digits, such as 0.008 with three decimals.
+
+    Args:
+        name: The quantity.
+        values: All of its values.
+        value: The value that repeats.
+    """
+    if name not in OF_REAL_NUMBERS or not value:
+        return False
+    decimals = range(MOST_DECIMALS + 1)
+    digits = next((n for n in decimals if all(one == round(one, n) for one in values)), None)
+    return digits is not None and abs(value) * 10**digits <= COARSE
+
+
 def _frozen(name: str, rows: Sequence[int], values: Sequence[float]) -> list[Streak]:
     """Return the streaks of rows that repeat one value, of a metric that did not do so before."""
     is_rate = name == "learning_rate"
@@ -320,6 +345,8 @@ def _frozen(name: str, rows: Sequence[int], values: Sequence[float]) -> list[Str
     for first, last, evidence in _judged_spans(flags, SHORTEST_FROZEN - 1):
         value = values[last]
         if first < SHORTEST_FROZEN or (not value and name in FINE_AT_ZERO):
+            continue
+        if _is_rounded(name, values, value):
             continue
         # A constant rate is usual, and so is one that falls to 0 by and by.
         if is_rate and (value or values[first - 2] <= STOPPED_RATE * max(values)):

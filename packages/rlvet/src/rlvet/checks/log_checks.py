@@ -71,7 +71,7 @@ def log_findings(
     findings = with_cut_answers_after_cause(findings, case.course)
     findings = _with_full_advice(findings, case, saved)
     findings = [_with_cost(finding, case.course.rows, are_steps_counted) for finding in findings]
-    findings = [_with_usual_rate(finding, setup) for finding in findings]
+    findings = [_with_usual_rate(finding, case) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
 
 
@@ -340,9 +340,10 @@ RANK_IN_CONFIGURATION = ("verl", "openrlhf", "skyrl", "prime-rl")
 the adapter beside its configuration."""
 
 
-def _with_usual_rate(finding: Finding, setup: Setup) -> Finding:
+def _with_usual_rate(finding: Finding, case: Case) -> Finding:
     """Return a finding with advice that leads to a usual learning rate, where a tenth of the run's is none."""
-    rate = setup.number("learning rate")
+    setup = case.setup
+    rate = setup.number("learning rate") or max(case.course.series("learning_rate").values, default=None)
     if rate is None or TEN_TIMES_SMALLER not in finding.advice or not _describe_rate(rate / 10, setup):
         return finding
     largest = largest_rate(_trains_adapter(setup), _model(setup))

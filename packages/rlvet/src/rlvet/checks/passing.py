@@ -19,6 +19,7 @@ from rlvet.checks.liveness import ALL_GROUPS, FEWEST_LIVE, LARGEST_KL, NewestVal
 from rlvet.checks.log.entropy import ENTROPY_LEFT, NO_ENTROPY
 from rlvet.checks.log.gradient import GRADIENT_SPIKES
 from rlvet.checks.log.life import RUN_DIED, WORDS
+from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import MOST
 from rlvet.checks.log.reward import PLATEAU, describe_dip, dip_of
 
@@ -310,7 +311,9 @@ def in_single_steps(course: Course, findings: Sequence[Finding]) -> str:
     for name in ("grad_norm", "kl"):
         metric = course.series(name)
         positive = [value for value in metric.values if value > 0]
-        if len(positive) < FEWEST_ROWS or any(name in finding.quantities for finding in findings):
+        # A row of NaN tells nothing of the others.
+        is_told = any(name in one.quantities for one in findings if one.kind is not NOT_A_NUMBER)
+        if len(positive) < FEWEST_ROWS or is_told:
             continue
         # Norms of 0 are of steps without a gradient.
         usual = median(metric.values) or median(positive)

@@ -5,6 +5,8 @@ Needs only the standard library.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rlvet._numbers import format_number, format_step
 from rlvet.checks.course import Course, Series
 from rlvet.runs.quantities import EVALUATION
@@ -52,8 +54,12 @@ FEWEST_EQUAL = 20
 """The number of log steps with one value from which it is told."""
 
 
-def constant_values(course: Course) -> str:
+def constant_values(course: Course, told: Collection[str] = ()) -> str:
     """Return a sentence on measured quantities that have one value in all log steps, other than 0; empty without one.
+
+    Args:
+        course: The metrics.
+        told: Quantities of which a finding tells, which are left out.
 
     >>> constant_values(Course([{"step": step, "entropy": 0.5} for step in range(20)]))
     'one value in all 20 log steps, so check that it is measured: entropy 0.5'
@@ -62,7 +68,7 @@ def constant_values(course: Course) -> str:
     rows = 0
     for name in MEASURED:
         values = course.series(name).values
-        if len(values) >= FEWEST_EQUAL and min(values) == max(values) != 0:
+        if name not in told and len(values) >= FEWEST_EQUAL and min(values) == max(values) != 0:
             texts.append(f"{name} {format_number(values[0])}")
             rows = max(rows, len(values))
     if not texts:

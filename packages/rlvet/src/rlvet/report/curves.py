@@ -227,6 +227,9 @@ DECADES = 100.0
 ABOVE_USUAL = 10.0
 """The smallest ratio of maximum to median for a logarithmic axis. Below it, a linear axis shows the curve well."""
 
+NEAR_ZERO = 0.001
+"""Share of the median up to which values below 0 are noise of an estimator, and left out of a logarithmic axis."""
+
 
 def charts(runs: Sequence[Curves], evidence: Collection[str]) -> dict[str, Any]:
     """Return the charts of a page, and the names of curves without a chart.
@@ -305,7 +308,7 @@ def _spans_decades(curves: Sequence[Series]) -> bool:
     """Return True if a logarithmic axis is needed to see the small values of curves."""
     values = list(chain.from_iterable(curve.values for curve in curves))
     positive = [value for value in values if value > 0]
-    if not positive or min(values) < 0:
+    if not positive or min(values) < -NEAR_ZERO * median(positive):
         return False
     highest = max(positive)
     return highest > DECADES * min(positive) and highest > ABOVE_USUAL * median(positive)

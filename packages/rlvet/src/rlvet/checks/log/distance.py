@@ -315,7 +315,8 @@ def check_divergence(case: Case) -> Finding:
         cause = f"KL to the reference {change} nats per token, {FIRST_ROW_TO_LAST_TENTH}"
         peak = max(kl.values)
         if peak > PEAK * kl.last:
-            cause = f"{cause}, and up to {format_number(peak)} between"
+            step = kl.steps[kl.values.index(peak)]
+            cause = f"{cause}, and {format_number(peak)} at step {format_step(step)}"
         cause = f"{cause}{before}"
         return finding.failed(KL_DRIFT, cause, severity=severity, onset=start, quantities=["kl"])
     rows_above = sum(value > LARGE_KL for value in kl.values)

@@ -15,6 +15,7 @@ from rlvet.checks.log.engine import DISTANCES, ENGINE_MISMATCH
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE, ENTROPY_RISES, LOW_ENTROPY_AT_START
 from rlvet.checks.log.gradient import GRADIENT_SPIKES
 from rlvet.checks.log.length import LENGTH_GROWTH, TRUNCATED
+from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import change_text, passed_check, undecided_check
 from rlvet.checks.registry import LOGS
 
@@ -104,6 +105,8 @@ def check_last_tenth(case: Case) -> Finding:
     if not changes:
         if is_unlike:
             return undecided_check("a part of it differs, slowly or as another finding says")
+        if NOT_A_NUMBER in kinds:
+            return undecided_check("values are NaN or infinite, which another finding reports")
         return finding
     step = tenth_blocks(course.rows.column("step"))[-1][0]
     cause = (

@@ -31,7 +31,7 @@ from rlvet.checks.log.movement import NO_STEP
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import undecided_check
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT, check_fall, start_of_fall
-from rlvet.checks.log.signal import NO_SIGNAL
+from rlvet.checks.log.signal import NO_SIGNAL, is_of_batches
 from rlvet.checks.registry import LOGS
 from rlvet.runs.quantities import QUANTITIES
 
@@ -60,7 +60,7 @@ RUN_DIED = Kind(
     condition=(
         f"for {TOGETHER} log steps in a row two of reward, groups, answers, entropy, KL, gradient and engine are "
         f"missing, repeat one value, or are far from all values before; or the reward alone for {ALONE}, from "
-        f"{TOGETHER} on as `fix`. If the run lives again, `look`"
+        f"{TOGETHER} on as `fix`. If they have other values again, `look`"
     ),
     remedy="look at the log and the answers of the step before",
     resume=", and",
@@ -119,14 +119,17 @@ def _first_row(death: Death, course: Course) -> int:
     return row
 
 
-def _describe(streak: Streak, values: Sequence[float] = ()) -> str:
+def _describe(streak: Streak, case: Case, values: Sequence[float] = ()) -> str:
     """Return what a metric does in a streak, in a clause.
 
     Args:
         streak: The streak.
+        case: The run.
         values: The values of the rows that are told; by default all of it.
     """
     name = WORDS.get(streak.name, streak.name)
+    if streak.name == "dead" and is_of_batches(case.setup):
+        name = name.replace("groups", "batches")
     if streak.state == "missing":
         return f"{name} is not logged"
     value = format_number(median(values) if values else streak.value)
@@ -236,14 +239,14 @@ def check_life(case: Case) -> Finding:
     start = course.rows[first]["step"]
     end = course.rows[death.last]["step"]
     clauses = "; ".join(
-        _describe(streak, _values_in_rows(streak, death, course)) for streak in death.streaks[:2]
+        _describe(streak, case, _values_in_rows(streak, death, course)) for streak in death.streaks[:2]
     )
     steps = (
         f"from step {format_step(start)} on"
         if death.lasts
         else f"from step {format_step(start)} to {format_step(end)}"
     )
-    cause = f"{clauses}, {steps}" + ("" if death.lasts else "; after that the run lives again")
+    cause = f"{clauses}, {steps}" + ("" if death.lasts else "; after that they have other values again")
     finding = Finding(
         "ok", True, "", death.rows, None, death.rows, steps=(start, end), measure="dead log steps"
     )
@@ -353,7 +356,7 @@ def check_metrics(case: Case) -> Finding:
     clauses = []
     starts = {streak.name: _first_step(streak, course) for streak in lost}
     for streak in lost[:3]:
-        clauses.append(f"{_describe(streak)} from step {format_step(starts[streak.name])} on")
+        clauses.append(f"{_describe(streak, case)} from step {format_step(starts[streak.name])} on")
     more = f"; and {len(lost) - 3} more" if len(lost) > 3 else ""
     first = min(lost, key=lambda streak: streak.first)
     steps = (starts[first.name], course.rows[-1]["step"])

@@ -15,7 +15,8 @@ NOT_A_NUMBER = Kind(
         "a row of the log holds NaN or infinity; a recorded sequence holds one, or a log-probability above 0"
     ),
     remedy=(
-        "find the first step with NaN; common causes are a reward function that returns NaN, an overflow in half "
+        "look at the batch of the first such step, and at the log steps before it: large norms or KLs there are of a "
+        "policy that diverged. Other common causes are a reward function that returns NaN, an overflow in half "
         "precision and a sequence without tokens"
     ),
     is_in_the_weights=True,

@@ -164,10 +164,10 @@ def _check_groups(case: Case) -> Finding:
     last_rows = late[-max(FEW_STEPS, len(late) // 5) :]
     end = fmean(last_rows)
     if mean - 2 * error <= MOST and not (solved and end > MOST):
-        if max(mean, end, shares.last) > MOST:
-            return near_limit("about half of the groups have equal rewards")
         if of_batches:
             return undecided_check("with scale_rewards='batch', the share is that of whole batches")
+        if max(mean, end, shares.last) > MOST:
+            return near_limit("about half of the groups have equal rewards")
         if may_be_of_batches:
             return undecided_check(
                 "the share is 0 or 1 in each log step, as it is of whole batches with scale_rewards='batch'; put the "

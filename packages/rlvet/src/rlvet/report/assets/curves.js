@@ -17,7 +17,7 @@ function tickTexts(ticks, step) {
   return ticks.map((x) => {
     if (Math.abs(x) < step / 1e6) return "0";
     const largest = Math.max(...ticks.map(Math.abs));
-    if (largest < 1e-3 || largest >= 1e7) return String(Number(x.toPrecision(6)).toExponential());
+    if (largest < 1e-3 || largest >= 1e7) return Number(x.toPrecision(6)).toExponential().replace("e+", "e");
     return Number(x.toFixed(digits)).toLocaleString("en", { maximumFractionDigits: digits });
   });
 }
@@ -124,6 +124,12 @@ function curveChart(host, name, { runs, marks, height, log, readouts = [] }) {
     }
     places.push(place);
   });
+  if (marks.length) {
+    // A step at which a curve has no number, as that of NaN, is on the axis too.
+    const steps = [...new Set(marks.map(({ finding }) => finding.onset))].sort((a, b) => a - b);
+    tables.push([steps, steps.map(() => null)]);
+    series.push({ label: "findings", show: false });
+  }
   const lone = runs.length === 1 ? data.runs[runs[0]].last_tenth : null;
   const joined = uPlot.join(tables);
 
@@ -198,7 +204,7 @@ function panel({ name, title, unit, log }, height = 175) {
   });
   const zeros = log && runs.some((number) => data.runs[number].curves[name].values.some((y) => y <= 0));
   const several = data.runs.length > 1;
-  const units = [unit, log ? "logarithmic axis" : "", zeros ? "without 0" : ""].filter(Boolean).join("; ");
+  const units = [unit, log ? `logarithmic axis${zeros ? ", drawn above 0" : ""}` : ""].filter(Boolean).join("; ");
   const figure = element("figure", { "data-panel": name, id: chartOf(name) ? panelId(name) : false },
     element("h3", { title }, title),
     element("div", { class: "readouts" }, several && units ? element("div", {}, units) : "",
