@@ -1,5 +1,6 @@
 """A metric that stops, and a run that dies, are told with their step; healthy courses raise no alarm."""
 
+import math
 import random
 import sys
 import time
@@ -12,7 +13,7 @@ from rlvet.checks.diagnosis import Diagnosis
 from rlvet.checks.log.life import check_life, check_metrics
 from rlvet.checks.log_checks import log_findings
 from rlvet.runs.logs import Log
-from rlvet.runs.setup import Setup
+from rlvet.runs.setup import Setup, Value
 
 sys.path.insert(0, str(ROOT / "benchmarks/doctor"))
 
@@ -308,3 +309,28 @@ def test_a_death_of_the_loss_within_the_first_rows_is_told():
     (finding,) = found(Log.of(rows).rows, "run-died")
     assert finding.onset == 13
     assert "the loss is 0 in each row" in finding.cause
+
+
+@pytest.mark.parametrize(("digits", "is_lost"), [(3, False), (6, True)])
+def test_a_metric_that_is_logged_with_few_digits_repeats_without_being_lost(digits, is_lost):
+    rows = []
+    for step in range(1, 81):
+        distance = 0.008 + (
+            0.002 * math.sin(step) if step < 20 else 2e-4 * math.sin(step) if digits == 3 else 0.0
+        )
+        rows.append({"step": step, "reward": 0.3 + 0.01 * (step % 7), "mismatch": round(distance, digits)})
+    assert [one.code for one in found(rows, "metric-lost")] == ["metric-lost"] * is_lost
+
+
+@pytest.mark.parametrize(("scale", "unit"), [("batch", "batches"), ("group", "groups")])
+def test_equal_rewards_are_those_of_batches_where_rewards_are_scaled_by_them(scale, unit):
+    setup = Setup("trl", values={"reward scale": Value("scale_rewards", scale, "config.yaml")})
+    rows = []
+    for step in range(1, 61):
+        is_dead = 30 <= step <= 42
+        reward = 0.0 if is_dead else 0.4 + 0.1 * (step % 3)
+        rows.append({"step": step, "reward": reward, "dead": 1.0 if is_dead else float(step % 5 == 0)})
+    findings = log_findings(Log.of(rows).rows, setup)
+    (death,) = [finding for finding in findings if finding.code == "run-died"]
+    assert f"the share of {unit} with equal rewards" in death.cause
+    assert death.cause.endswith("from step 30 to 42; after that they have other values again")

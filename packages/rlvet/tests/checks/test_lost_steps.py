@@ -294,3 +294,9 @@ def test_equal_pairs_are_counted_by_the_values_of_their_spread(share, groups, ok
 )
 def test_values_of_other_spreads_tell_no_share(rows):
     assert "of two answers each" not in by_check(rows)["half of the groups or more carry signal"].cause
+
+
+def test_a_share_near_the_limit_is_of_batches_where_rewards_are_scaled_by_them():
+    finding = signal([0.0, 1.0], scale="batch")
+    assert finding.ok is None
+    assert finding.advice == "with scale_rewards='batch', the share is that of whole batches"

@@ -1,5 +1,6 @@
 """An output can be read alone: its counts add up, its names are on the page, and its words agree with each other."""
 
+import math
 import os
 import random
 import re
@@ -442,3 +443,33 @@ def test_the_first_row_of_answers_that_no_longer_end_is_the_onset():
     assert finding.onset == 55
     assert "it was 1% before step 55: they no longer end" in finding.cause
     assert "; then resume from a checkpoint before step 55" in finding.advice
+
+
+def test_a_row_of_nan_at_the_end_does_not_pass_as_no_change_and_hides_no_single_steps():
+    rows = course(grad_norm=lambda t: 1 + 0.2 * math.sin(70 * t))
+    rows[59]["grad_norm"] = 900.0
+    assert "nothing changes suddenly in the last tenth of the run" in diagnose_rows(rows).passed
+    rows[-1]["grad_norm"] = math.nan
+    diagnosis = diagnose_rows(rows)
+    assert [one.code for one in diagnosis.findings] == ["nan"]
+    tested = {one.tested: one for one in diagnosis.tested}
+    late = tested["nothing changes suddenly in the last tenth of the run"]
+    assert late.ok is None
+    assert late.advice == "values are NaN or infinite, which another finding reports"
+    assert "in single log steps: the gradient norm 900 at step 60" in str(diagnosis)
+
+
+def test_a_constant_that_a_finding_tells_is_not_told_again():
+    rows = course(cut=lambda t: 1.0, length=lambda t: 16.0, entropy=lambda t: 0.25)
+    assert "one value in all 100 log steps, so check that it is measured: entropy 0.25\n" in str(
+        diagnose_rows(rows)
+    )
+    rows = course(length=lambda t: 16.5)
+    assert "so check that it is measured: length 16.5\n" in str(diagnose_rows(rows))
+
+
+@pytest.mark.parametrize(("rate", "advice"), [(5e-3, "1e-6, or 1e-5 with LoRA"), (1e-5, "ten times smaller")])
+def test_a_rate_that_is_logged_decides_whether_a_tenth_of_it_is_usual(rate, advice):
+    rows = course(kl=lambda t: 4 * min(1, 20 * t), learning_rate=lambda t: rate, reward=lambda t: 0.5)
+    finding = found(rows, "step-too-large")
+    assert advice in finding.advice

@@ -136,7 +136,9 @@ def test_words_that_one_of_two_like_outputs_prints_are_told(tmp_path):
     said = str(diff(a, b))
     assert "only A prints the words 'flash-attn not found, using default attention'; only B" in said
     assert "only B prints the words 'Using Flash Attention 2'\n" in said
-    many = output(tmp_path / "c.log", head + "".join(f"Part {word} is read\n" for word in ("a", "b", "c", "d")))
+    many = output(
+        tmp_path / "c.log", head + "".join(f"Part {word} is read\n" for word in ("a", "b", "c", "d"))
+    )
     assert "only A prints the words 'flash-attn not found" in str(diff(a, many))
     assert "only B prints the words" not in str(diff(a, many))
 

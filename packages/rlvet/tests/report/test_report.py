@@ -271,6 +271,15 @@ def test_the_page_holds_the_findings_with_their_onset_and_what_they_rest_on(tmp_
     assert {"cut", "length"} <= run["curves"].keys()
 
 
+@pytest.mark.parametrize(("smallest", "is_log"), [(-2e-9, True), (0.0, True), (-0.5, False)])
+def test_values_just_below_0_are_left_out_of_a_logarithmic_axis(smallest, is_log, tmp_path):
+    rows = [{"step": step, "reward": 0.5, "kl": 3.0 + step % 5} for step in range(1, 60)]
+    rows[0]["kl"] = smallest
+    rows[40]["kl"] = 1.45e14
+    data = held(write_report([log(tmp_path / "metrics.jsonl", rows)], tmp_path / "page.html"))
+    assert [chart["log"] for chart in data["charts"] if chart["name"] == "kl"] == [is_log]
+
+
 def test_charts_stand_in_order_and_what_is_constant_is_said_in_words(tmp_path):
     path = log(tmp_path / "metrics.jsonl", logged_run())
     data = held(write_report([path], tmp_path / "page.html"))

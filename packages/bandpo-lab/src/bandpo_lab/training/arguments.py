@@ -61,9 +61,7 @@ class RunArguments(GRPOScriptArguments):
     solved_at: float = field(
         default=1.0, metadata={"help": "Smallest sum of rewards with which a completion counts as right."}
     )
-    threads: int | None = field(
-        default=None, metadata={"help": "CPU threads for torch."}
-    )
+    threads: int | None = field(default=None, metadata={"help": "CPU threads for torch."})
 
     def __post_init__(self) -> None:
         check_range(

@@ -146,7 +146,8 @@ def _text(row: AgeRow) -> str:
     text = f"{row.ages}: {row.tokens:,} tokens"
     if math.isnan(row.spread):
         return text
-    return f"{text}, root mean square of log r {format_number(row.spread, 2)} nats, effective sample size {row.effective:.0%}"
+    spread = f"root mean square of log r {format_number(row.spread, 2)} nats"
+    return f"{text}, {spread}, effective sample size {row.effective:.0%}"
 
 
 def _log_ratio(batch: LossBatch) -> Array | None:
