@@ -621,7 +621,7 @@ def test_what_the_conclusions_say_of_the_paper_s_setting(committed, conclusions)
     clip = fresh.curve([CLIP])
     gaps = {arm: difference_at_best_rates(fresh.curve([arm]), clip) for arm in ARMS if arm != CLIP}
     largest = max(abs(gap.value) for gap in gaps.values())
-    assert f"all rules within {largest:.3f} of clip 0.2's mean reward" in conclusions
+    assert f"all rules within {math.ceil(1000 * largest) / 1000:.3f} of clip 0.2's mean reward" in conclusions
     assert largest < SMALLEST["AUC"]
     band = gaps["BandPO"]
     assert band.low < 0 < band.high
@@ -673,16 +673,15 @@ def test_what_is_advised_on_fresh_data(committed):
     clip = fresh.curve([CLIP])
     gains = {arm: gain_over_clip(fresh, arm) for arm in ARMS}
     assert max(gains.values()) == pytest.approx(gains["clip [.8, 2]"]) == pytest.approx(0.02, abs=0.004)
+    assert max(gains.values()) < 0.021
     assert gain_over_clip(committed["4 x 4"], "BandAbove") == pytest.approx(0.06, abs=0.005)
-    once = difference_at_best_rates(fresh.curve(["clip [.8, 2]"]), clip)
-    assert once.low < 0 < once.high
-    advice = "gained 2% of the reward there, not surely, if each sample is used once, and 6% if four times"
+    advice = "gained up to 2% of the reward there if each sample is used once, and up to 6% if four times"
     assert advice in RARE_TOKENS_BLOCKED.remedy
     at_high_rate = fresh.difference("no bound", CLIP, "AUC", 1e-4).value / clip.scores[2].mean()
     assert at_high_rate == pytest.approx(-0.20, abs=0.005)
     which = (ROOT / "docs/which-method.md").read_text(encoding="utf-8")
     assert (
-        "[nothing gained more than 2 %](../research/reports/by-kind-of-data.md#the-papers-setting)" in which
+        "[nothing gained more than 2.1 %](../research/reports/by-kind-of-data.md#the-papers-setting)" in which
     )
     assert "`BandAbove()` [gained 6 %](../research/reports/by-kind-of-data.md#reused-data)" in which
     assert "no bound at all lost 20 % of it at a high rate" in which

@@ -331,7 +331,7 @@ def test_what_the_page_on_old_data_says_of_two_studies():
     at_8 = re.search(r"\| 8 \(32 to 35\) \|.*\| ([+-][\d.]+) \[([+-][\d.]+), [^|]*\] \|", own_loop)
     assert float(at_8[2]) > 0
     [averaged, _] = {cells[0]: cells[2:] for cells in table("high")}["network, lag 8"]
-    assert f"Averaged over rates the last difference is {averaged}." in page
+    assert f"Averaged over rates the last number, {at_8[1]}, is {averaged}." in page
 
 
 HIGH_RULES = ("BandAbove", "clip [.8, 2]")

@@ -202,7 +202,7 @@ def _check_gradient_by_hand(
         clip = Check("clip", True, "the rule clips nothing")
     else:
         tokens = f"{comparison.clipped} of {comparison.tokens} tokens"
-        share = f"the rule changed the gradient of {tokens} in the recorded losses"
+        share = f"the rule changed the gradient of {tokens} in the recorded losses, the dual clip not counted"
         clip = _judge_clip(comparison.clipped > 0, share, expected)
 
     reference = "the library itself, whose formula has no second version,"

@@ -237,7 +237,7 @@ METRICS: Mapping[str, str] = {
     "entropy": "entropy at {level:g}",
     "end": "end",
     "pass@32": "pass@32",
-    "last_entropy": "last entropy",
+    "last_entropy": "entropy of last 5",
     "blocked": "blocked",
 }
 """The metrics of a run, each with its column in the table.

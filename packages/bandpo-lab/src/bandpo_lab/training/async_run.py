@@ -61,8 +61,8 @@ def async_trainer(
             # A token that is sampled right before a sync waits for that many updates more.
             oldest = (cast("int", training.lag) + 1) * training.weight_sync_steps
             echo(
-                f"rehearsal: this process samples, with weights of {training.lag} versions ago, in place of vLLM: tokens "
-                f"are at most {oldest} updates old",
+                f"rehearsal: this process samples, with weights of {training.lag} versions ago, in place of vLLM: "
+                f"tokens are at most {oldest} updates old",
                 err=True,
             )
     return AsyncRunTrainer(

@@ -155,7 +155,7 @@ RARE_TOKENS_BLOCKED = Kind(
     remedy=(
         "nothing to change, unless learning is slow. If the data is some batches old, compare a higher "
         "upper bound{band}: it learned sooner, in a small network also at each rule's best learning rate. "
-        "On fresh data it gained 2% of the reward there, not surely, if each sample is used once, and 6% if four times"
+        "On fresh data it gained up to 2% of the reward there if each sample is used once, and up to 6% if four times"
     ),
     evidence=("tokens of a record",),
     source="[studies](when.md) of small networks",
