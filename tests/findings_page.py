@@ -52,12 +52,15 @@ def first_lines() -> dict[str, FirstLines]:
         right[code] += verdict([code], entry["right"], entry["half"], entry["fair"]) in GOOD
         # Logs of the first two batches were in view.
         unseen[code] += entry.get("first") in GOOD
-    with (BENCHMARK / "forty_logs/results.tsv").open(encoding="utf-8") as results:
-        for row in csv.DictReader(results, delimiter="\t"):
-            code = row["first line"].partition(":")[0]
-            said[code] += 1
-            right[code] += row["rating"] in GOOD
-            unseen[code] += row["rating"] in GOOD
+    tried, mended = (_rows_of(name) for name in ("results.tsv", "after_mending.tsv"))
+    for first, later in zip(tried, mended, strict=True):
+        # A log that was refused has its line since it is read.
+        row = later if first["rating"] == "refused" else first
+        # Of two codes that rows do not tell apart, the first one is more likely.
+        code = re.split(r":| or ", row["first line"])[0]
+        said[code] += 1
+        right[code] += row["rating"] in GOOD
+        unseen[code] += first["rating"] in GOOD
     for code, rating in first_tries():
         is_good = rating.startswith(GOOD)
         said[code] += 1
@@ -65,6 +68,12 @@ def first_lines() -> dict[str, FirstLines]:
         unseen[code] += is_good
     codes = [kind.code for kind in (*OF_LOGS, *OF_RECORDS) if said[kind.code]]
     return {code: FirstLines(said[code], right[code], unseen[code]) for code in sorted(codes)}
+
+
+def _rows_of(name: str) -> list[dict[str, str]]:
+    """Return the rows of a table of first lines on forty logs of others, one a log."""
+    with (BENCHMARK / "forty_logs" / name).open(encoding="utf-8") as results:
+        return [*csv.DictReader(results, delimiter="\t")]
 
 
 def first_tries() -> Iterator[tuple[str, str]]:

@@ -323,7 +323,7 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "entropy is not lost without a higher reward, nor ends both twofold and a nat higher": entropy_lost_or_random,
     "answers are less than a quarter longer at the end, or better too": only_longer,
     "the policy moves": policy_rests,
-    "nothing changes suddenly in the last tenth of the run": last_part_is_other,
+    "entropy, KL, answers, gradient and engine do not change suddenly in the last tenth of the run": last_part_is_other,
     "the reward does not collapse": reward_is_lost,
     "the reward is not flat for half of the run": reward_is_constant,
     "importance weights of sequences keep the gradient": weights_are_far,
@@ -333,7 +333,7 @@ CLAIMS: Mapping[str, Callable[[Columns], bool]] = {
     "the score on other prompts does not fall while the reward rises": score_is_lost,
 }
 """For each passed check, a function that returns True if the rows contradict it."""
-NO_CLAIM = {"the clip": "names the part of a run that is described, and claims nothing of it"}
+NO_CLAIM = {"the effect of the clip": "names the part of a run that is described, and claims nothing of it"}
 """The reasons why a sentence of a passed check has no function in `CLAIMS`."""
 
 

@@ -248,7 +248,7 @@ def test_a_plateau_is_undecided_if_the_reward_may_have_doubled_unseen():
     assert [finding.code for finding in diagnosis.findings] == []
     reason = diagnosis.untested["the reward is not flat for half of the run"]
     expected = (
-        r"too short or too noisy to tell: a line through it rises by [\d.-]+ ± [\d.]+ \(two standard errors\), beside "
+        r"too short or too noisy to tell: a line through it falls by [\d.-]+ ± [\d.]+ \(two standard errors\), beside "
         r"a mean of [\d.-]+"
     )
     assert re.fullmatch(expected, reason)
@@ -448,12 +448,17 @@ def test_the_first_row_of_answers_that_no_longer_end_is_the_onset():
 def test_a_row_of_nan_at_the_end_does_not_pass_as_no_change_and_hides_no_single_steps():
     rows = course(grad_norm=lambda t: 1 + 0.2 * math.sin(70 * t))
     rows[59]["grad_norm"] = 900.0
-    assert "nothing changes suddenly in the last tenth of the run" in diagnose_rows(rows).passed
+    assert (
+        "entropy, KL, answers, gradient and engine do not change suddenly in the last tenth of the run"
+        in diagnose_rows(rows).passed
+    )
     rows[-1]["grad_norm"] = math.nan
     diagnosis = diagnose_rows(rows)
     assert [one.code for one in diagnosis.findings] == ["nan"]
     tested = {one.tested: one for one in diagnosis.tested}
-    late = tested["nothing changes suddenly in the last tenth of the run"]
+    late = tested[
+        "entropy, KL, answers, gradient and engine do not change suddenly in the last tenth of the run"
+    ]
     assert late.ok is None
     assert late.advice == "values are NaN or infinite, which another finding reports"
     assert "in single log steps: the gradient norm 900 at step 60" in str(diagnosis)
@@ -473,3 +478,34 @@ def test_a_rate_that_is_logged_decides_whether_a_tenth_of_it_is_usual(rate, advi
     rows = course(kl=lambda t: 4 * min(1, 20 * t), learning_rate=lambda t: rate, reward=lambda t: 0.5)
     finding = found(rows, "step-too-large")
     assert advice in finding.advice
+
+
+def test_answers_of_which_none_ends_at_a_high_entropy_may_be_noise():
+    rows = course(cut=lambda t: 1.0, entropy=lambda t: 3.5, reward=lambda t: 0.5)
+    assert found(rows, "truncated").advice.startswith(
+        "read some answers: none ever ended, and at an entropy of 3.5 nats per token they may be noise, as of a start"
+    )
+    rows[40]["cut"] = 0.75
+    assert found(rows, "truncated").advice.startswith("allow longer answers")
+    low = course(cut=lambda t: 1.0, entropy=lambda t: 0.5, reward=lambda t: 0.5)
+    assert found(low, "truncated").advice.startswith("allow longer answers")
+
+
+def test_the_best_part_of_a_fall_has_its_steps():
+    rows = course(steps=100, reward=lambda t: 0.5 + (0.4 if 0.395 < t < 0.805 else 0.0))
+    finding = found(rows, "collapse")
+    match = re.fullmatch(
+        r"mean reward of the last tenth of the run, where the best has the steps (\d+) to (\d+)",
+        finding.measure,
+    )
+    assert [int(step) for step in match.groups()] == [41, 50]
+
+
+def test_answers_that_grow_without_a_score_begin_where_they_are_three_times_as_long():
+    rows = course(length=lambda t: 100 * (1 + 9 * t), reward=lambda t: 0.5 + 0.1 * math.sin(60 * t))
+    finding = found(rows, "length-growth")
+    assert finding.severity == "look"
+    (first,) = [row["step"] for row in rows if row["step"] == finding.onset]
+    assert 100 * (1 + 9 * first / 100) == pytest.approx(
+        3 * sum(row["length"] for row in rows[:10]) / 10, rel=0.15
+    )

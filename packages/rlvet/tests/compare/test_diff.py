@@ -137,6 +137,13 @@ def test_a_setting_of_unknown_effect_is_said_and_counts(write):
     )
 
 
+def test_the_value_of_a_secret_is_not_shown(write):
+    files = write(VERL.format("+env_vars.HF_TOKEN=hf_one"), VERL.format("+env_vars.HF_TOKEN=hf_two"))
+    result = run(*files)
+    assert "effect not known: env_vars.HF_TOKEN not shown | not shown" in result.stdout
+    assert "hf_" not in result.stdout + run(*files, "--json").stdout
+
+
 def test_a_clip_of_half_a_configuration_is_a_setting_of_unknown_effect(write):
     """The loss that it belongs to may come from a file that this one overrides."""
     half = "actor_rollout_ref:\n  actor:\n    clip_ratio_high: {}\n"

@@ -669,8 +669,40 @@ def test_equal_answers_with_other_rewards_at_the_first_step_are_told(tmp_path):
         "\nlength, entropy are equal in all digits at the first step, and the reward is not: the reward function"
         in said
     )
-    b[0]["reward"] = a[0]["reward"]
+    b[0]["length"] = a[0]["length"] + 0.25
+    for one, other in zip(a, b, strict=True):
+        one["length_max"] = other["length_max"] = 2048.0 - one["step"] % 3
     assert "equal in all digits" not in str(diff(*written(tmp_path, a, b)))
+    b[0] |= {"length": a[0]["length"], "reward": a[0]["reward"]}
+    assert "equal in all digits" not in str(diff(*written(tmp_path, a, b)))
+
+
+def test_a_gradient_that_differs_at_the_first_step_may_be_of_another_loss(tmp_path):
+    a = rows(1, reward=learns, grad_norm=lambda step: 5.0)
+    b = rows(2, reward=learns, grad_norm=lambda step: 9.0)
+    said = str(diff(*written(tmp_path, a, b)))
+    assert (
+        "grad_norm differs at the first step, before any update of the weights, so that the loss, prompts"
+        in said
+    )
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_a_log_with_a_row_every_few_steps_is_compared_at_its_rows(every):
+    """The other log has fewer rows in all, as it is shorter."""
+    a = [row for row in rows(1, steps=100 * every, reward=learns) if row["step"] % every == 0]
+    b = rows(2, steps=70, reward=learns)
+    comparison = compare_logs(a, b)
+    common = [step for step in range(1, 71) if step % every == 0]
+    if len(common) < FEWEST_STEPS:
+        assert not comparison.not_told_apart
+        (few,) = comparison.few
+        assert few.name == "reward"
+    else:
+        (metric,) = comparison.not_told_apart
+        of_a = [a[step // every - 1]["reward"] for step in common]
+        of_b = [b[step - 1]["reward"] for step in common]
+        assert (metric.whole.a, metric.whole.b) == pytest.approx((fmean(of_a), fmean(of_b)))
 
 
 def test_an_unread_key_in_a_far_wider_range_is_told(tmp_path):

@@ -69,6 +69,16 @@ def output(path, head, rows=ROWS):
             {"examples": "15,000", "training examples": "15,000"},
         ),
         ("Loaded 7473 training prompts from gsm8k in 12 seconds, v1.2 tasks\n", {"training prompts": "7473"}),
+        (
+            "Trainable params: 18,464,768 / 1,562,179,072\nshape=1,2 at worker.py:2003\n",
+            {"params": "18,464,768"},
+        ),
+        ("You should set the `fix_mistral_regex=True` flag\nset `beta=3` to keep it\n", {}),
+        (
+            "env: {'HF_TOKEN': 'hf_abcdef', 'API_KEY': 'sk-1', 'max_token': 512, 'password': 'None', 'tau': 0.1}\n",
+            {"env: max_token": "512", "env: password": "None", "env: tau": "0.1"},
+        ),
+        ("ckpt_to_keep: 2\nmax_ckpt: 3\n", {}),
         ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
     ],
 )

@@ -57,6 +57,16 @@ def test_verl_prints_its_configuration(worker, tmp_path):
     assert str(setup.values["group size"]) == "actor_rollout_ref.rollout.n=1 (run.log)"
 
 
+@pytest.mark.parametrize("worker", ["", "(TaskRunner pid=312) "])
+def test_lines_of_others_within_verls_configuration_are_left_out(worker, tmp_path):
+    lines = verl_lines(VERL, worker).splitlines(keepends=True)
+    others = ["(pid=7) 'n': 2,\n", f"{worker}Loading weights: {{'n': 3}}\n", "\n", "warning [1, 2\n"]
+    mixed = [line for number, own in enumerate(lines) for line in (own, others[number % len(others)])]
+    log = tmp_path / "run.log"
+    log.write_text("".join(mixed[:-1]) + step_lines())
+    assert read_console_settings(log) == ("verl", VERL)
+
+
 def test_settings_in_which_the_runs_of_an_output_differ_are_not_known(tmp_path):
     log = tmp_path / "run.log"
     named = [VERL | {"trainer": {"experiment_name": name}} for name in "ab"]

@@ -40,6 +40,8 @@ def by_rank(text, rank):
         (rows(0, 20) + HANDLED + OUT_OF_MEMORY, "OSError: the model is not in the cache"),
         (rows(0, 20) + OUT_OF_MEMORY + "\r  9%|▏    | 2/100 [39:48<32:30:46, 1194.35s/it]", "torch.OutOfMemoryError"),
         (rows(0, 20) + OUT_OF_MEMORY.replace("torch.OutOfMemoryError: ", "KeyboardInterrupt\n"), "KeyboardInterrupt"),
+        (rows(0, 20) + "run.sh: line 108: 470781 Killed                  python -m train lr=1\n", "Killed"),
+        (rows(0, 20) + "Segmentation fault (core dumped)\n", "Segmentation fault"),
     ],
 )  # fmt: skip
 def test_an_error_after_the_last_row_is_told(text, error, tmp_path):
@@ -53,7 +55,7 @@ def test_an_error_after_the_last_row_is_told(text, error, tmp_path):
 
 def test_an_error_that_rows_follow_is_not_told(tmp_path):
     file = tmp_path / "train.log"
-    file.write_text(rows(0, 10) + OUT_OF_MEMORY + rows(10, 20))
+    file.write_text(rows(0, 10) + OUT_OF_MEMORY + "run.sh: line 1: 47 Killed    python a.py\n" + rows(10, 20))
     assert read_log(file).ending.error == ""
     assert "has an error" not in str(diagnose(file))
 

@@ -249,7 +249,7 @@ def test_dictionaries_without_a_metric_of_training_take_no_step():
         "{'eval_reward': 0.5, 'eval_runtime': 1.5, 'epoch': 0.1}\n{'reward': 0.5, 'kl': 0.1}\n"
         "{'train_runtime': 1.5, 'train_loss': 0.1, 'epoch': 0.2}"
     )
-    assert [row.get("step") for row in trl_rows(text)] == [None, 1, 1, 1, 2, 2]
+    assert [row.get("step") for row in trl_rows(text)] == [1, 1, 1, 2, 2]
 
 
 def test_a_summary_with_metrics_has_the_last_step_of_the_bar():

@@ -256,9 +256,12 @@ class Slope(NamedTuple):
 
         >>> Slope(0.02, 0.011).text
         'a line through it rises by 0.02 ± 0.022 (two standard errors)'
+        >>> Slope(-0.48, 0.18).text
+        'a line through it falls by 0.48 ± 0.36 (two standard errors)'
         """
-        rise, two_errors = (format_number(number, 2) for number in (self.rise, 2 * self.error))
-        return f"a line through it rises by {rise} ± {two_errors} (two standard errors)"
+        change, two_errors = (format_number(number, 2) for number in (abs(self.rise), 2 * self.error))
+        verb = "falls" if self.rise < 0 else "rises"
+        return f"a line through it {verb} by {change} ± {two_errors} (two standard errors)"
 
 
 ROUNDING = 1e-3

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 from rlvet._numbers import format_setting
+from rlvet._secrets import is_secret
 from rlvet.compare import openrlhf, prime_rl, trl, verl
 from rlvet.compare.settings import DEFAULTS, LARGEST, LONGEST_VALUE, Settings
 from rlvet.compare.vocabulary import (
@@ -41,7 +42,7 @@ ONE_UPDATE = "each batch gets one update, so that every ratio is 1"
 NAMES_AND_PATHS = re.compile(
     r"(^|\.)(output_dir|run_name|report_to|project(_name)?|experiment(_name)?|logger|logging\w*|log_\w+|save_\w+|"
     r"hub_\w+|push_to_hub|default_local_dir|default_hdfs_dir|test_freq|save_freq|val_\w+|do_eval|eval_\w+|"
-    r"per_device_eval_batch_size|num_generations_eval|disable_tqdm|resume\w*|max_actor_ckpt_to_keep|overwrite_\w+|"
+    r"per_device_eval_batch_size|num_generations_eval|disable_tqdm|resume\w*|max_(actor|critic)_ckpt_to_keep|overwrite_\w+|"
     r"rollout_data_dir|validation_data_dir|trackio_\w+|wandb\w*|dataset_config|num_completions_to_print|val_kwargs)"
     r"($|\.)|^trainer\.val_|checkpoint\.|^config$|trust_remote_code$|^hydra\.|^defaults$|_target_$|profiler|"
     r"record_(path|detail)$|^(runtime_env|config_name|config_path|no_wait|working_dir|address)$"
@@ -459,4 +460,5 @@ def _text(training: Training, name: str) -> str:
     if name not in training.settings:
         return "not set"
     value = training.settings[name]
-    return (value.reason if isinstance(value, Unresolved) else str(value))[:LONGEST_OTHER]
+    text = (value.reason if isinstance(value, Unresolved) else str(value))[:LONGEST_OTHER]
+    return "not shown" if is_secret(name, text) else text

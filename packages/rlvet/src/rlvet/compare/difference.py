@@ -172,8 +172,9 @@ class Difference:
         if not names:
             return ""
         verb = "differs" if len(names) == 1 else "differ"
+        loss = "the loss, " if "grad_norm" in names else ""
         return (
-            f"{listed(names)} {verb} at the first step, before any update of the weights, so that prompts, data, "
+            f"{listed(names)} {verb} at the first step, before any update of the weights, so that {loss}prompts, data, "
             "reward function, start weights or sampling do"
         )
 

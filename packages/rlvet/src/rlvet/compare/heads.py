@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Container, Iterable
 from pathlib import Path
 
+from rlvet._secrets import is_secret
 from rlvet.runs.console_settings import COLOURS, ENDINGS, WORKER
 from rlvet.runs.consoles import printed_trainings
 from rlvet.runs.consoles.trl import has_training_metric
@@ -25,14 +26,14 @@ LONGEST_LINE = 1000
 NAME = r"([A-Za-z_][A-Za-z0-9_.]{0,39})"
 """The name of a setting."""
 
-NUMBER = r"([+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/%-])"
-"""A number or a truth value."""
+NUMBER = r"(\d{1,3}(?:,\d{3})+|[+-]?\d[\w.+-]{0,19}|True|False|None)(?![\w:/%-]|,\d)"
+"""A number, which may have commas between thousands, or a truth value."""
 
 WORD = r"([A-Za-z][\w.+-]*(?:/[\w.+-]+)?)"
 """A word, or the address of a model or a data set."""
 
-NOT_WITHIN = r"(?<![\w/.=:-])"
-"""The start of a name that is no part of a path, an address or another name."""
+NOT_WITHIN = r"(?<![\w/.=:`-])"
+"""The start of a name that is no part of a path, an address, another name or code in a text."""
 
 PAIRS = (
     re.compile(NOT_WITHIN + NAME + r"(?:=|: ?)" + NUMBER),
@@ -67,19 +68,20 @@ COUNTED = re.compile(
 )
 """A number before what it counts: ``15,000 training examples``."""
 
-NO_LINE = re.compile(r"(?i)error|warning|exception|retry")
-"""A line of what went wrong, whose numbers are no settings."""
+NO_LINE = re.compile(r"(?i)error|warning|exception|retry|should|please|deprecated|recommend")
+"""A line of what went wrong, or of advice, whose numbers are no settings."""
 
 DICTIONARY = re.compile(r"([A-Za-z][\w ]{0,40}): ?\{")
 """What a dictionary is of, before it: ``length reward config: {'lam': 0.05}``."""
 
 NO_SETTING = re.compile(
     r"(?i)(^|_)(pid|port|gpu|device|rank|time|date|start|end|line|eta|elapsed|seconds?|dir|path|file|folder|id|url"
-    r"|host|addr|address|allocated|reserved|memory|user|output|out|log|tag|version|run)s?($|_)"
+    r"|host|addr|address|allocated|reserved|memory|user|output|out|log|tag|version|run|ckpt|checkpoint)s?($|_)"
+    r"|\.(py|sh|cc|cpp|json|ya?ml)$"
     r"|^((run|exp|experiment|project|job|group|host|user|file|output)_?)?name$"
     r"|^(global_)?(steps?|loss|total)$"
 )
-"""Names of what differs between any two runs."""
+"""Names of what differs between any two runs, and places in code."""
 
 
 def printed_pairs(path: Path) -> dict[str, set[str]]:
@@ -97,8 +99,9 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
     values: dict[str, set[str]] = {}
     for line in _head_of(path):
         for name, value in _pairs_of(line):
+            last = name.rpartition(": ")[2].replace(" ", "_")
             # Code has an argument under its own name.
-            if name != value and not NO_SETTING.search(name.rpartition(": ")[2].replace(" ", "_")):
+            if name != value and not NO_SETTING.search(last) and not is_secret(last, value):
                 values.setdefault(name, set()).add(value)
     return values
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -523,6 +523,7 @@ def compare_logs(
     before_updates = []
     alike: list[str] = []
     has_other_reward = False
+    has_other_answers = False
     first_step = a[0]["step"] if a[0]["step"] == b[0]["step"] else None
     components = (components_of(courses[0]), components_of(courses[1]))
     for name in [*metric_order(), *_shared_components(*components)]:
@@ -555,8 +556,11 @@ def compare_logs(
         is_before_updates = is_first and name != "learning_rate"
         if is_before_updates and differ_at_first(values_a, values_b):
             before_updates.append(name)
-        if is_before_updates and name in OF_ANSWERS and values_a[0] == values_b[0] and len({*values_a}) > 1:
-            alike.append(name)
+        if is_before_updates and name in OF_ANSWERS:
+            if values_a[0] != values_b[0]:
+                has_other_answers = True
+            elif len({*values_a}) > 1:
+                alike.append(name)
         if is_before_updates and name == "reward" and values_a[0] != values_b[0]:
             has_other_reward = True
         difference = parting(name, steps, values_a, values_b)
@@ -592,6 +596,7 @@ def compare_logs(
             return compare_ends(a, b, reason, left_out=left_out)
         first, second = ([row for row in rows if row["step"] in common] for rows in (a, b))
         return compare_ends(first, second, reason, of=f"the {len(common)} common steps", left_out=left_out)
+    is_other_reward = has_other_reward and not has_other_answers
     # A sort keeps the order of causes and effects among metrics of one step.
     parted.sort(key=attrgetter("step"))
     apart.sort(key=lambda one: one.name not in RESULTS)
@@ -612,7 +617,7 @@ def compare_logs(
         components=_other_components(*components),
         from_start=from_start,
         before_updates=before_updates,
-        alike_but_for_reward=alike if has_other_reward and len(alike) >= FEWEST_ALIKE else (),
+        alike_but_for_reward=alike if is_other_reward and len(alike) >= FEWEST_ALIKE else (),
         steps_an_epoch=steps_an_epoch,
     )
 
@@ -842,22 +847,26 @@ def _notes_on_epochs(a: float | None, b: float | None) -> list[str]:
 def aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:
     """Return the steps at which two series are compared, and the values of both series at these steps.
 
-    They are the steps at which both have a value. If these are less than half of the steps of the series that is logged
-    less often, as with other intervals of logging, they are its steps, and the other series has there its value of the
-    last step before.
+    They are the steps at which both have a value. If these are less than half of the steps of the series that has fewer
+    of them where both have any, they are its steps, and the other series has there its value of the last step before.
 
     >>> first = Course([{"step": step, "reward": step} for step in (1, 2, 3, 5, 6)]).series("reward")
     >>> aligned(first, Course([{"step": step, "reward": 10 * step} for step in (1, 3, 4, 5, 6)]).series("reward"))
     ([1, 3, 5, 6], [1, 3, 5, 6], [10, 30, 50, 60])
     >>> aligned(first, Course([{"step": step, "reward": 10 * step} for step in (1.5, 3.5, 5.5)]).series("reward"))
     ([1.5, 3.5, 5.5], [1, 3, 5], [15.0, 35.0, 55.0])
+    >>> aligned(first, Course([{"step": step, "reward": 10 * step} for step in range(3, 90, 3)]).series("reward"))
+    ([3, 6], [3, 6], [30, 60])
     """
-    if len(second.steps) < len(first.steps):
+    start = max(first.steps[0], second.steps[0])
+    end = min(first.steps[-1], second.steps[-1])
+    numbers = [(_count_between(one.steps, start, end), len(one.steps)) for one in (first, second)]
+    if numbers[1] < numbers[0]:
         steps, values_b, values_a = aligned(second, first)
         return steps, values_a, values_b
     of_first, of_second = dict(first.points), dict(second.points)
     common = [step for step in first.steps if step in of_second]
-    if 2 * len(common) >= len(first.steps):
+    if 2 * len(common) >= numbers[0][0]:
         return common, [of_first[step] for step in common], [of_second[step] for step in common]
     steps: list[float] = []
     values: tuple[list[float], list[float]] = ([], [])
@@ -869,6 +878,11 @@ def aligned(first: Series, second: Series) -> tuple[list[float], list[float], li
         values[0].append(value)
         values[1].append(second.values[position])
     return steps, *values
+
+
+def _count_between(steps: Sequence[float], start: float, end: float) -> int:
+    """Return the number of steps, which are in order, from a start to an end."""
+    return bisect_right(steps, end) - bisect_left(steps, start)
 
 
 def parting(

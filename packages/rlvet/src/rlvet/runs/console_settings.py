@@ -74,8 +74,9 @@ def read_console_settings(path: Path) -> ConsoleSettings | None:
     with path.open("rb") as file:
         text = file.read(LARGEST_HEADER).decode("utf-8", "replace")
     text = LOST.split(text)[-1]
-    lines = [WORKER.sub("", COLOURS.sub("", line)) for line in text.split("\n")]
-    return _verl_settings(lines) or _trl_settings(lines) or _megatron_settings(lines)
+    raw = [COLOURS.sub("", line) for line in text.split("\n")]
+    lines = [WORKER.sub("", line) for line in raw]
+    return _verl_settings(raw) or _trl_settings(lines) or _megatron_settings(lines)
 
 
 def _verl_settings(lines: list[str]) -> ConsoleSettings | None:
@@ -83,9 +84,10 @@ def _verl_settings(lines: list[str]) -> ConsoleSettings | None:
     first: dict[str, Any] | None = None
     end = 0
     for number, line in enumerate(lines):
-        if number < end or not line.startswith("{'"):
+        prefix = _worker_of(line)
+        if number < end or not line.startswith("{'", len(prefix)):
             continue
-        settings, count = _parse_dictionary(islice(lines, number, number + MOST_LINES))
+        settings, count = _parse_dictionary(islice(lines, number, number + MOST_LINES), prefix)
         if settings is not None and "actor_rollout_ref" in settings:
             first = settings if first is None else first
             # Those of the trainer name the run and its folders.
@@ -95,17 +97,34 @@ def _verl_settings(lines: list[str]) -> ConsoleSettings | None:
     return None if first is None else ConsoleSettings("verl", first)
 
 
-def _parse_dictionary(lines: Iterable[str]) -> tuple[dict[str, Any] | None, int]:
-    """Return the dictionary that begins with the first of these lines, None if it is none, and its number of lines."""
+def _worker_of(line: str) -> str:
+    """Return the name of the worker before a line of Ray's output; empty without one."""
+    match = WORKER.match(line)
+    return match[0] if match else ""
+
+
+def _parse_dictionary(lines: Iterable[str], prefix: str) -> tuple[dict[str, Any] | None, int]:
+    """Return the dictionary that begins with the first of these lines, None if it is none, and its number of lines.
+
+    Args:
+        lines: The lines, each with the name of its worker. Those of others, and those that are not indented as the
+            parts of a dictionary are, may stand between its own.
+        prefix: The name of the worker that prints it.
+    """
     text = []
     depth = 0
+    count = 0
     for line in lines:
-        text.append(line)
-        for character in TEXTS.sub("", line):
+        count += 1
+        part = line.removeprefix(prefix)
+        if text and not (line.startswith(prefix) and part.startswith(" ")):
+            continue
+        text.append(part)
+        for character in TEXTS.sub("", part):
             if character in "{[(":
                 depth += 1
                 if depth > DEEPEST:
-                    return None, len(text)
+                    return None, count
             elif character in "}])":
                 depth -= 1
         if depth <= 0:
@@ -113,8 +132,8 @@ def _parse_dictionary(lines: Iterable[str]) -> tuple[dict[str, Any] | None, int]
     try:
         settings = ast.literal_eval("\n".join(text).strip())
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return None, len(text)
-    return settings if isinstance(settings, dict) else None, len(text)
+        return None, count
+    return settings if isinstance(settings, dict) else None, count
 
 
 def _trl_settings(lines: list[str]) -> ConsoleSettings | None:

@@ -28,6 +28,13 @@ MOST_TRACEBACKS = 16
 """The number of tracebacks at the end of a text that are looked at."""
 
 
+KILLED = re.compile(
+    r"^(?:[^\n]{0,200}: line \d+: +\d+ )?(?P<how>Killed|Terminated|Aborted|Segmentation fault|Bus error)"
+    r"(?: \(core dumped\))?(?: {2,}[^\n]*)?$",
+    re.M,
+)
+"""What a shell prints of a process that a signal ended: ``run.sh: line 108: 4707 Killed      python main.py``."""
+
 BAR = re.compile(r"\b(\d{1,9})/(\d{1,9}) \[")
 """The step and the number of steps on a progress bar."""
 
@@ -100,6 +107,8 @@ def ending_of(text: str, has_rows: Callable[[str], bool]) -> Ending:
         return has_rows(rest) and (bar is None or any(int(total) == bar[1] for _, total in BAR.findall(rest)))
 
     start, error = _last_error(text, goes_on)
+    if not error:
+        start, error = _last_signal(text, goes_on)
     before = text[:start] if error else text
     _, summary, rest = before.rpartition(SUMMARY)
     return Ending(error, bar, bool(summary) and not has_rows(rest), bool(error) and has_rows(text[start:]))
@@ -125,6 +134,18 @@ def _last_error(text: str, goes_on: Callable[[str], bool]) -> tuple[int, str]:
             error = next(filter(ERROR.match, lines), error).rstrip(": ")
             start = head.start()
     return start, error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR].rpartition(' ')[0]} …"
+
+
+def _last_signal(text: str, goes_on: Callable[[str], bool]) -> tuple[int, str]:
+    r"""Return where a shell tells last that a signal ended a process, and its words; an empty text without one.
+
+    >>> _last_signal("reward: 0.5\nrun.sh: line 8: 4707 Killed      python main.py\n", lambda rest: False)
+    (12, 'Killed')
+    """
+    matches = [*KILLED.finditer(text[-END_WITH_BARS:])]
+    if not matches or goes_on(text[max(0, len(text) - END_WITH_BARS) + matches[-1].end() :]):
+        return len(text), ""
+    return max(0, len(text) - END_WITH_BARS) + matches[-1].start(), matches[-1]["how"]
 
 
 def _bar_of(text: str) -> tuple[int, int] | None:

@@ -166,7 +166,7 @@ RARE_TOKENS_BLOCKED = Kind(
 @LOGS.check(
     "the effect of the clip",
     after="a plateau of the reward",
-    tested="the clip",
+    tested="the effect of the clip",
     explained="what the clip drops; only in a run without a fault",
     reports=(ON_POLICY, CLIP_IDLE, RARE_TOKENS_BLOCKED),
 )

@@ -61,8 +61,8 @@ LATE_CHANGE = Kind(
 @LOGS.check(
     "the last tenth of the run",
     after="metrics up to the end",
-    tested="nothing changes suddenly in the last tenth of the run",
-    explained="no quantity is suddenly different there",
+    tested="entropy, KL, answers, gradient and engine do not change suddenly in the last tenth of the run",
+    explained="none of these quantities is suddenly different there",
     reports=(LATE_CHANGE,),
 )
 def check_last_tenth(case: Case) -> Finding:

@@ -95,6 +95,19 @@ TRUNCATED = Kind(
 )
 
 
+ALL_CUT = 0.999
+"""Share of answers cut off in each log step from which none ever ended."""
+
+OF_NOISE = 2.0
+"""Mean entropy (nats per token) of the first tenth above which answers of which none ends may be noise."""
+
+MAY_BE_NOISE = (
+    "read some answers: none ever ended, and at this entropy they may be noise, as of a start model that is damaged; "
+    "if they make sense, allow longer ones{length cap}, or ask for shorter ones"
+)
+"""The remedy for answers of a high entropy of which none ever ended."""
+
+
 @LOGS.check(
     "answers cut off",
     after="fit of the critic",
@@ -122,7 +135,12 @@ def check_truncation(case: Case) -> Finding:
     if mean - 2 * standard_error(late) > MOST:
         start, since = _since(shares, MOST, mean)
         cause = f"{format_share(mean)} of answers are cut off{at_cap}{since}{_rise_all_the_same(course)}"
-        return finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
+        finding = finding.failed(TRUNCATED, cause, onset=start, quantities=quantities)
+        entropy = course.series("entropy")
+        if min(shares.values) >= ALL_CUT and entropy.values and entropy.first > OF_NOISE:
+            nats = f"an entropy of {format_number(entropy.first)} nats per token"
+            return finding._replace(advice=MAY_BE_NOISE.replace("this entropy", nats))
+        return finding
     if len(shares.values) < 2 * FEW_STEPS:
         if mean <= SOME_CUT:
             if max(shares.values) > MOST:
@@ -505,8 +523,9 @@ LENGTH_GROWTH = Kind(
     severity="fix",
     meaning="answers become longer but not better",
     condition=(
-        f"answers become {LONGER:g} times as long while the score on other prompts does not increase; "
-        f"without such a score, {MUCH_LONGER:g} times as long while the reward does not"
+        f"answers become {LONGER:g} times as long while the score on other prompts does not increase, which is "
+        f"`look` if a reward is below 0; without such a score, {MUCH_LONGER:g} times as long while the reward does "
+        "not increase, which is `look`"
     ),
     remedy=(
         "add a penalty on length, or a normalisation that does not reward it, and read some long answers"
@@ -565,6 +584,7 @@ def check_length(case: Case) -> Finding:
         of_reward = "the reward did not rise" if reward.values else "no reward is known"
         return near_limit(f"answers are {format_number(growth, 2)} times as long, and {of_reward}")
     cause = f"{change}, and the reward {'falls' if falls(reward.values) else 'does not rise'}"
+    start = onset(length, lambda mean: mean >= MUCH_LONGER * length.first)
     return finding.failed(LENGTH_GROWTH, cause, severity="look", onset=start, quantities=["length", "reward"])
 
 

@@ -225,7 +225,8 @@ COLLAPSE = Kind(
     condition=(
         f"the last tenth of a run has lost half of the reward of its best tenth; or, as `look`, {LARGE_LOSS:.0%} of "
         f"it, or a tenth of it in a steady fall over half of the run; below {PLATEAU_STEPS} log steps, blocks of "
-        f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The finding begins where the fall does. Of "
+        f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The loss must be {STANDARD_ERRORS:g} standard errors of a "
+        "tenth's mean, or the check is undecided. The finding begins where the fall does. Of "
         "entropy, KL divergence, gradient norm, length and the share of cut answers, it names up to "
         f"{MOST_CHANGED} that doubled or halved, or surely changed by a fifth"
     ),
@@ -330,6 +331,8 @@ def check_fall(case: Case) -> Finding:
     cause = f"{cause}{_changed_for_a_while(course, rows_before, start_row, size)}"
     quantities = ["reward", *(name for name in changed if name in QUANTITIES)]
     severity = "stop" if is_lost else "look"
+    first, last = (format_step(reward.steps[row]) for row in (rows_before.start, rows_before.stop - 1))
+    finding = finding._replace(measure=f"{finding.measure}, where the best has the steps {first} to {last}")
     return finding.failed(COLLAPSE, cause, severity=severity, onset=start, quantities=quantities)
 
 
@@ -620,7 +623,8 @@ PLATEAU = Kind(
     condition=(
         f"the reward is flat for half of the run, over {PLATEAU_STEPS} or more log steps. It is reported with "
         "the rise of a line through the means of ten blocks of these steps, and two standard errors. If these are "
-        "larger than the reward itself and its rise before, the check is undecided, unless the reward may have fallen"
+        "larger than the reward itself and its rise before, the check is undecided, unless the reward may have "
+        "fallen; so it is where no part is flat, but no rise of the later half is sure and above 1 % of the reward"
     ),
     remedy=(
         "read late answers with a low reward first: if they deserve more, mend the reward; if not, a longer run, or "

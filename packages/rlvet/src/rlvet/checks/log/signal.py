@@ -170,8 +170,8 @@ def _check_groups(case: Case) -> Finding:
             return near_limit("about half of the groups have equal rewards")
         if may_be_of_batches:
             return undecided_check(
-                "the share is 0 or 1 in each log step, as it is of whole batches with scale_rewards='batch'; put the "
-                "configuration beside the log"
+                "the share is 0 or 1 in each log step, as it is of one group in each, or of whole batches with "
+                "scale_rewards='batch'; put the configuration beside the log"
             )
         return finding
     if end > mean and format_share(end) != format_share(mean):

@@ -232,10 +232,10 @@ def _with_steps(printed: Sequence[_Printed], unread: Unread) -> list[dict[str, A
             step = max(step + 1, one.before if bar_steps else 0)
         elif step is None and any(map(is_of_evaluation, one.row)):
             step = 0
-        # What is printed before training, such as settings, has no step.
         if step is not None:
             _set_step(one.row, step)
-        if one.row is not CUT_OFF:
+        # What is printed before training, such as settings or counts of the data, has no step, and is no row.
+        if one.row is not CUT_OFF and not one.row.keys().isdisjoint(STEP_KEYS):
             rows.append(one.row)
     return rows
 
