@@ -35,7 +35,7 @@ CHARTS: Mapping[str, Chart] = {
     EVALUATION: Chart("Score on other prompts", "evaluation"),
     COMPONENTS: Chart("Reward: {}", "mean"),
     "reward_std": Chart("Spread of rewards", "standard deviation"),
-    "dead": Chart("Groups without signal", "share"),
+    "dead": Chart("Without signal: all rewards equal", "share of groups, or of batches"),
     "length": Chart("Length of answers", "tokens, mean"),
     "length_max": Chart("Longest answer", "tokens"),
     "cut": Chart("Answers cut off", "share"),

@@ -11,7 +11,8 @@ const findingId = (number, rank) => `run-${number + 1}-finding-${rank + 1}`;
 
 /** The figure of a finding, with its name, its error, the number of values and the steps. */
 function figureOf(finding) {
-  const steps = finding.steps ? `, steps ${short(finding.steps[0])} to ${short(finding.steps[1])}` : "";
+  const [from, to] = finding.steps ?? [];
+  const steps = !finding.steps ? "" : from === to ? `, step ${short(from)}` : `, steps ${short(from)} to ${short(to)}`;
   return `${finding.evidence}${steps}`;
 }
 
