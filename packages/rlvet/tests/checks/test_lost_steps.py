@@ -300,3 +300,41 @@ def test_a_share_near_the_limit_is_of_batches_where_rewards_are_scaled_by_them()
     finding = signal([0.0, 1.0], scale="batch")
     assert finding.ok is None
     assert finding.advice == "with scale_rewards='batch', the share is that of whole batches"
+
+
+@pytest.mark.parametrize(("dead_of_five", "is_found"), [(4, True), (2, False)])
+def test_advantages_that_are_all_0_in_most_log_steps_are_no_signal(dead_of_five, is_found):
+    rows = []
+    for step in range(1, 101):
+        advantage = 0.0 if step % 5 < dead_of_five else 0.5 + step % 7 / 10
+        rows.append(
+            {
+                "step": step,
+                "reward": 0.7,
+                "advantage_max": advantage,
+                "advantage_min": -advantage,
+                "kl": 0.01 * (step % 3),
+            }
+        )
+    findings = {finding.code: finding for finding in log_findings(rows, Setup())}
+    assert ("no-signal" in findings) is is_found
+    if is_found:
+        assert findings["no-signal"].cause.startswith(
+            "all advantages are 0 in 40 of 50 log steps of the later half"
+        )
+
+
+def test_a_component_that_is_always_0_is_named_where_no_answer_is_right():
+    rows = [
+        {
+            "step": step,
+            "reward": 0.0,
+            "dead": 1.0,
+            "rewards/format/mean": 0.0,
+            "rewards/answer/mean": 0.001 * (step % 2),
+        }
+        for step in range(1, 61)
+    ]
+    rows[30]["reward"] = 0.02
+    (finding,) = [one for one in log_findings(rows, Setup()) if one.code == "no-signal"]
+    assert finding.advice.startswith("see first why format is always 0; read one such group")

@@ -137,6 +137,12 @@ def test_a_setting_of_unknown_effect_is_said_and_counts(write):
     )
 
 
+def test_long_paths_are_shown_from_their_ends(write):
+    start = "/workspace/a-long-folder/" * 4
+    result = run(*write(VERL.format(f"+mine.adapter={start}one"), VERL.format(f"+mine.adapter={start}two")))
+    assert "/one | …" in " ".join(result.stdout.split())
+
+
 def test_the_value_of_a_secret_is_not_shown(write):
     files = write(VERL.format("+env_vars.HF_TOKEN=hf_one"), VERL.format("+env_vars.HF_TOKEN=hf_two"))
     result = run(*files)

@@ -543,7 +543,9 @@ def test_steps_an_epoch_that_differ_are_told(key, digits):
     a = with_epochs(rows(1, reward=learns), 10, key, digits)
     b = with_epochs(rows(2, reward=learns), 30, key, digits)
     comparison = compare_logs(a, b)
-    assert comparison.notes == ["steps an epoch 10 | 30 (A | B): data sets, or batches, of other sizes"]
+    assert comparison.notes == [
+        "steps an epoch 10 | 30 (A | B): data sets or batches of other sizes, or other numbers of passes over a batch"
+    ]
     assert compare_logs(a, with_epochs(rows(2, reward=learns), 10, key, digits)).notes == []
 
 

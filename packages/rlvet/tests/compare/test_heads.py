@@ -79,6 +79,7 @@ def output(path, head, rows=ROWS):
             {"env: max_token": "512", "env: password": "None", "env: tau": "0.1"},
         ),
         ("ckpt_to_keep: 2\nmax_ckpt: 3\n", {}),
+        ("non-default args: {'seed': 3}\n", {"non-default args: seed": "3"}),
         ("\x1b[36m(TaskRunner pid=7)\x1b[0m n: 16\n", {"n": "16"}),
     ],
 )
@@ -137,6 +138,12 @@ def test_one_setting_that_is_printed_twice_is_told_once(tmp_path):
     a = output(tmp_path / "a.log", "Namespace(normalization='std', seed=1)\nNormalization: std\nSeed: 1\n")
     b = output(tmp_path / "b.log", "Namespace(normalization='none', seed=2)\nNormalization: none\nSeed: 3\n")
     assert differing_pairs(a, b) == {"seed": "1 | 2", "normalization": "std | none", "Seed": "1 | 3"}
+
+
+def test_a_name_that_stands_in_another_line_is_not_of_one_output_alone(tmp_path):
+    a = output(tmp_path / "a.log", "temperature: 0.7\nseed: 1\n" + "Part is read\n" * 500)
+    b = output(tmp_path / "b.log", "seed: 1\n" + "Part is read\n" * 500 + " 'temperature': f(0.7),\n")
+    assert "only A prints" not in str(diff(a, b))
 
 
 def test_words_that_one_of_two_like_outputs_prints_are_told(tmp_path):

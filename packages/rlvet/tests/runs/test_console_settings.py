@@ -60,8 +60,21 @@ def test_verl_prints_its_configuration(worker, tmp_path):
 @pytest.mark.parametrize("worker", ["", "(TaskRunner pid=312) "])
 def test_lines_of_others_within_verls_configuration_are_left_out(worker, tmp_path):
     lines = verl_lines(VERL, worker).splitlines(keepends=True)
-    others = ["(pid=7) 'n': 2,\n", f"{worker}Loading weights: {{'n': 3}}\n", "\n", "warning [1, 2\n"]
+    others = [
+        "(pid=7) 'n': 2,\n",
+        f"{worker}Loading weights: {{'n': 3}}\n",
+        "\n",
+        "warning [1, 2\n",
+        f"{worker}  warnings.warn(\n",
+    ]
     mixed = [line for number, own in enumerate(lines) for line in (own, others[number % len(others)])]
+    # Ray breaks a line, and joins the line of another worker to one.
+    middle = next(number for number, line in enumerate(mixed) if "'temperature': 1.0" in line)
+    head, tail = mixed[middle].split(" 1.0")
+    mixed[middle : middle + 1] = [
+        f"{head} \n",
+        f"{worker}1.0{tail.rstrip()}(Actor pid=12) /a/b.py:1: UserWarning: x\n",
+    ]
     log = tmp_path / "run.log"
     log.write_text("".join(mixed[:-1]) + step_lines())
     assert read_console_settings(log) == ("verl", VERL)

@@ -70,6 +70,18 @@ def test_a_run_without_a_row_has_its_error_in_the_message(first_line, tmp_path):
         read_log(file)
 
 
+@pytest.mark.parametrize(("number", "is_told"), [(19, False), (20, True)])
+def test_errors_that_a_run_outlives_are_told_if_they_are_many(number, is_told, tmp_path):
+    file = tmp_path / "train.log"
+    errors = "".join(
+        f"(Worker pid=3) task_id={task} failed: RuntimeError('no page')\n" for task in range(number)
+    )
+    file.write_text(rows(0, 10) + errors + "ValueError: once\n" + rows(10, 30))
+    most_often = "RuntimeError('no page'): look at these first"
+    line = f"\n{number + 1} lines of the output name an error, most often {most_often}\n"
+    assert (line in str(diagnose(file))) is is_told
+
+
 def test_an_error_is_shortened(tmp_path):
     file = tmp_path / "train.log"
     file.write_text(rows(0, 20) + OUT_OF_MEMORY.replace("Tried", 1000 * "word "))

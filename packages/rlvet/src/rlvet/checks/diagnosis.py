@@ -119,7 +119,8 @@ class Diagnosis:
     @property
     def how_sure(self) -> str:
         """A sentence on how often the codes of the findings were right on logs of others; empty without a finding."""
-        return how_sure(finding.code for finding in self.findings if finding.severity != "note")
+        findings = [finding for finding in self.findings if finding.severity != "note"]
+        return how_sure(code for finding in findings for code in finding.codes)
 
     @property
     def order_text(self) -> str:
@@ -238,7 +239,7 @@ class Diagnosis:
         if self.no_verdict:
             values = values_without_verdict(Course(self.rows)) if self.rows else ""
             return [
-                *filter(None, [self.faults, self.ending, self.for_a_verdict, values]),
+                *filter(None, [self.faults, self.errors, self.ending, self.for_a_verdict, values]),
                 *self.near_limits,
                 *self.in_passing,
             ]
@@ -249,7 +250,7 @@ class Diagnosis:
             is_told = any(EVALUATION in finding.quantities for finding in self.findings)
             scores = "" if is_told else values_of_evaluation(Course(self.rows))
         return [
-            *filter(None, [self.faults, self.ending, self.beginning, scores, constants, spikes]),
+            *filter(None, [self.faults, self.errors, self.ending, self.beginning, scores, constants, spikes]),
             *self.near_limits,
             *self.in_passing,
         ]
@@ -277,6 +278,11 @@ class Diagnosis:
         if any(finding.severity != "note" for finding in self.findings):
             return []
         return [f"near a limit: {finding.advice}" for finding in self.tested if finding.is_near]
+
+    @property
+    def errors(self) -> str:
+        """A sentence on the lines of the output that name an error; empty without many."""
+        return "" if self.log is None else self.log.ending.errors
 
     @property
     def ending(self) -> str:
@@ -635,6 +641,8 @@ def shorten_sentence(text: str, longest: int) -> str:
     'the reward fell, from step 20 on'
     >>> shorten_sentence("the reward fell to the smallest of all", 24)
     'the reward fell to the …'
+    >>> shorten_sentence("the reward fell in all rows (0.5 to 0.25, from the first to the last)", 40)
+    'the reward fell in all rows'
     >>> shorten_sentence("format: it is 1 in each of 20 steps; means of others: a 0.5, b 0.25", 60)
     'format: it is 1 in each of 20 steps'
     """
@@ -652,6 +660,9 @@ def shorten_sentence(text: str, longest: int) -> str:
     ]
     if whole:
         return start[: whole[-1]]
+    opening = start.rfind("(")
+    if opening > max(longest // 2, start.rfind(")")):
+        return start[:opening].rstrip()
     return f"{start[: longest - 1].rpartition(' ')[0] or start[: longest - 2]} …"
 
 

@@ -121,6 +121,11 @@ class Finding(NamedTuple):
     docs/diagnose.md explains."""
 
     @property
+    def codes(self) -> tuple[str, ...]:
+        """The code, and those of other faults that this check cannot tell from it."""
+        return (self.code, *self.or_else)
+
+    @property
     def first_sign(self) -> float:
         """The onset, or the step by which half of the change of its metric was over; infinity if neither is known."""
         steps = [step for step in (self.onset, self.half_by) if step is not None]

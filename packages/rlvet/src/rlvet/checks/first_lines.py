@@ -44,7 +44,7 @@ def how_sure(codes: Iterable[str]) -> str:
     """Return a sentence on how often codes were right as the first line; empty without a code.
 
     >>> how_sure(["kl-drift", "length-collapse"]).partition("fair: ")[2].partition(";")[0]
-    'kl-drift on 2 of 2 (1 of the 2 at first sight), length-collapse never first yet'
+    'kl-drift on 2 of 3 (1 of the 2 at first sight), length-collapse never first yet'
     """
     clauses = []
     for code in dict.fromkeys(codes):

@@ -14,6 +14,7 @@ from typing import Any
 from rlvet._numbers import format_number, format_setting, format_step
 from rlvet.checks.course import SPIKE_REACH, Case, Course
 from rlvet.checks.findings import Finding, Kind
+from rlvet.checks.log.components import COMPONENT_CONSTANT
 from rlvet.checks.log.distance import KL_DRIFT, STEP_TOO_LARGE, TEN_TIMES_SMALLER
 from rlvet.checks.log.entropy import ENTROPY_COLLAPSE, ENTROPY_RISES
 from rlvet.checks.log.gradient import GRADIENT_SPIKES, with_jump_before_fault
@@ -27,7 +28,7 @@ from rlvet.checks.log.life import METRIC_LOST, RUN_DIED
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import half_step
 from rlvet.checks.log.reward import COLLAPSE, REWARD_FLAT
-from rlvet.checks.log.signal import NO_SIGNAL
+from rlvet.checks.log.signal import NO_ANSWER_IS_RIGHT, NO_SIGNAL
 from rlvet.checks.registry import LOGS
 from rlvet.lint.learning_rate import (
     LARGEST_RATE_LORA,
@@ -70,6 +71,7 @@ def log_findings(
     findings = with_jump_before_fault(findings, case.course)
     findings = with_cut_answers_after_cause(findings, case.course)
     findings = _with_full_advice(findings, case, saved)
+    findings = _with_constant_component(findings)
     findings = [_with_cost(finding, case.course.rows, are_steps_counted) for finding in findings]
     findings = [_with_usual_rate(finding, case) for finding in findings]
     return [finding._replace(settings=_related_settings(finding.kind, setup)) for finding in findings]
@@ -282,6 +284,20 @@ def _with_full_advice(findings: Sequence[Finding], case: Case, saved: Sequence[i
             faults.append(finding)
         result.append(finding)
     return result
+
+
+def _with_constant_component(findings: Sequence[Finding]) -> list[Finding]:
+    """Return the findings, one on lost signal where no answer is right with a component that is always 0."""
+    constant = next((finding for finding in findings if finding.kind is COMPONENT_CONSTANT), None)
+    if constant is None or " is 0 in every" not in constant.cause:
+        return [*findings]
+    name = constant.quantities[0].removeprefix("rewards/")
+    told = []
+    for finding in findings:
+        if finding.kind is NO_SIGNAL and finding.severity != "look" and NO_ANSWER_IS_RIGHT in finding.cause:
+            finding = finding._replace(advice=f"see first why {name} is always 0; {finding.advice}")
+        told.append(finding)
+    return told
 
 
 def _with_cost(finding: Finding, rows: CompactRows, are_steps_counted: bool) -> Finding:

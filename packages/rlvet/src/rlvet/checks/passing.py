@@ -22,6 +22,7 @@ from rlvet.checks.log.life import RUN_DIED, WORDS
 from rlvet.checks.log.numbers import NOT_A_NUMBER
 from rlvet.checks.log.results import MOST
 from rlvet.checks.log.reward import PLATEAU, describe_dip, dip_of
+from rlvet.checks.log.signal import NO_SIGNAL
 
 FEWEST_ROWS = 30
 """Number of log steps of a metric below which no part of it is told."""
@@ -374,6 +375,9 @@ def in_passing(course: Course, findings: Sequence[Finding]) -> list[str]:
         return []
     found: list[tuple[float, float, Passing]] = []
     for name in LIMITS:
+        # Where most groups have no signal, the norm of the others is no change.
+        if name == "grad_norm" and any(finding.kind is NO_SIGNAL for finding in findings):
+            continue
         metric = course.series(name)
         for part in _passing_of(name, metric):
             start, end = metric.steps[part.first], metric.steps[part.last]

@@ -460,5 +460,10 @@ def _text(training: Training, name: str) -> str:
     if name not in training.settings:
         return "not set"
     value = training.settings[name]
-    text = (value.reason if isinstance(value, Unresolved) else str(value))[:LONGEST_OTHER]
-    return "not shown" if is_secret(name, text) else text
+    text = value.reason if isinstance(value, Unresolved) else str(value)
+    if is_secret(name, text):
+        return "not shown"
+    if len(text) <= LONGEST_OTHER:
+        return text
+    # Long paths differ at their ends.
+    return f"…{text[-LONGEST_OTHER:]}" if "/" in text else text[:LONGEST_OTHER]

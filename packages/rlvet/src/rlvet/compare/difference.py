@@ -28,6 +28,7 @@ from rlvet.compare.logs import (
     FEW_AT_AN_END,
     FEW_VALUES,
     FEWEST_STEPS,
+    OF_ANSWERS,
     LogComparison,
     compare_ends,
     compare_logs,
@@ -172,10 +173,15 @@ class Difference:
         if not names:
             return ""
         verb = "differs" if len(names) == 1 else "differ"
-        loss = "the loss, " if "grad_norm" in names else ""
+        causes = ["the loss"] if "grad_norm" in names else []
+        causes += ["prompts", "data", "start weights", "sampling"]
+        if not set(names) <= {*OF_ANSWERS, "cut", "kl"}:
+            causes.append("reward function")
+        if any(name.startswith("length") or name == "cut" for name in names):
+            causes.append("the cap on length")
         return (
-            f"{listed(names)} {verb} at the first step, before any update of the weights, so that {loss}prompts, data, "
-            "reward function, start weights or sampling do"
+            f"{listed(names)} {verb} at the first step, before any update of the weights, so that "
+            f"{', '.join(causes[:-1])} or {causes[-1]} do"
         )
 
     @property
@@ -635,12 +641,7 @@ def diff(
         known = _known_settings(sides)
         pairs = differing_pairs(Path(a), Path(b), known)
         printed = _printed_texts(Path(a), Path(b), known, pairs)
-    remarks = [
-        tuple(
-            filter(None, ["" if side.log is None else side.log.ending.text, side.single_steps, side.faults])
-        )
-        for side in sides
-    ]
+    remarks = [tuple(filter(None, [*_of_output(side.log), side.single_steps, side.faults])) for side in sides]
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
     return Difference(
@@ -656,6 +657,11 @@ def diff(
         [*pairs],
         remarks,
     )
+
+
+def _of_output(log: Log | None) -> tuple[str, ...]:
+    """Return sentences on the errors in an output, and on its end."""
+    return () if log is None else (log.ending.errors, log.ending.text)
 
 
 def _printed_texts(a: Path, b: Path, known: Container[tuple[str, str]], pairs: Mapping[str, str]) -> str:

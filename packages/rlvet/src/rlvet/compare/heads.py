@@ -14,13 +14,13 @@ from rlvet.runs.consoles import printed_trainings
 from rlvet.runs.consoles.trl import has_training_metric
 from rlvet.runs.endings import LOST
 
-MOST_LINES = 400
+MOST_LINES = 5000
 """The number of lines at the start of an output that are looked at."""
 
-LARGEST = 2**17
+LARGEST = 2**21
 """The number of bytes of them."""
 
-LONGEST_LINE = 1000
+LONGEST_LINE = 8000
 """The number of characters of a line that are looked at."""
 
 NAME = r"([A-Za-z_][A-Za-z0-9_.]{0,39})"
@@ -71,7 +71,7 @@ COUNTED = re.compile(
 NO_LINE = re.compile(r"(?i)error|warning|exception|retry|should|please|deprecated|recommend")
 """A line of what went wrong, or of advice, whose numbers are no settings."""
 
-DICTIONARY = re.compile(r"([A-Za-z][\w ]{0,40}): ?\{")
+DICTIONARY = re.compile(r"([A-Za-z][\w -]{0,40}): ?\{")
 """What a dictionary is of, before it: ``length reward config: {'lam': 0.05}``."""
 
 NO_SETTING = re.compile(
@@ -216,9 +216,12 @@ def pairs_of_one(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> li
         b: The other one.
         known: Names with a value that are left out, as those of settings that are compared otherwise.
     """
-    others = {name.casefold() for name in printed_pairs(b)}
+    # A name may stand in another line, with what is no value here.
+    others = "\n".join(_head_of(b)).casefold()
     return [
         f"{name} {min(values)}"
         for name, values in printed_pairs(a).items()
-        if name.casefold() not in others and len(values) == 1 and (name, min(values)) not in known
+        if name.rpartition(": ")[2].casefold() not in others
+        and len(values) == 1
+        and (name, min(values)) not in known
     ]

@@ -841,7 +841,8 @@ def _notes_on_epochs(a: float | None, b: float | None) -> list[str]:
     """Return a sentence on the numbers of steps in an epoch; none if they are equal or one is not known."""
     if a is None or b is None or math.isclose(a, b, rel_tol=SAME_EPOCH):
         return []
-    return [f"steps an epoch {pair_text(a, b)} (A | B): data sets, or batches, of other sizes"]
+    why = "data sets or batches of other sizes, or other numbers of passes over a batch"
+    return [f"steps an epoch {pair_text(a, b)} (A | B): {why}"]
 
 
 def aligned(first: Series, second: Series) -> tuple[list[float], list[float], list[float]]:

@@ -33,8 +33,17 @@ COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 WORKER = re.compile(r"^\((?:[\w. ]+ )?pid=\d[^)]*\) ?")
 """The name of a worker before each line of Ray's output."""
 
+JOINED = re.compile(r"\(\w{1,40} pid=\d")
+"""The name of a worker within a line, of which what follows is another line."""
+
 TEXTS = re.compile(r"'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"")
 """Quoted texts, in which brackets do not count."""
+
+INDENTED = re.compile(r" +(?:[:'\"{}\[\](),\d-]|True|False|None)")
+"""The start of a line of a dictionary that `pprint` prints."""
+
+PIECE = re.compile(r" *(?:[:'\"{}\[\](),\d-]|True|False|None)")
+"""The start of a line, or of a piece of one, as Ray may break them."""
 
 TRL_START = re.compile(r"(?:GRPOConfig|RLOOConfig)\($")
 """The line before TRL's arguments, which are printed one on each line."""
@@ -87,7 +96,10 @@ def _verl_settings(lines: list[str]) -> ConsoleSettings | None:
         prefix = _worker_of(line)
         if number < end or not line.startswith("{'", len(prefix)):
             continue
-        settings, count = _parse_dictionary(islice(lines, number, number + MOST_LINES), prefix)
+        printed = [*islice(lines, number, number + MOST_LINES)]
+        settings, count = _parse_dictionary(printed, prefix, PIECE)
+        if settings is None:
+            settings, count = _parse_dictionary(printed, prefix, INDENTED)
         if settings is not None and "actor_rollout_ref" in settings:
             first = settings if first is None else first
             # Those of the trainer name the run and its folders.
@@ -103,13 +115,15 @@ def _worker_of(line: str) -> str:
     return match[0] if match else ""
 
 
-def _parse_dictionary(lines: Iterable[str], prefix: str) -> tuple[dict[str, Any] | None, int]:
+def _parse_dictionary(
+    lines: Iterable[str], prefix: str, part_of_it: re.Pattern[str]
+) -> tuple[dict[str, Any] | None, int]:
     """Return the dictionary that begins with the first of these lines, None if it is none, and its number of lines.
 
     Args:
-        lines: The lines, each with the name of its worker. Those of others, and those that are not indented as the
-            parts of a dictionary are, may stand between its own.
+        lines: The lines, each with the name of its worker. Those of others may stand between its own.
         prefix: The name of the worker that prints it.
+        part_of_it: What its further lines begin with. The others are left out.
     """
     text = []
     depth = 0
@@ -117,8 +131,10 @@ def _parse_dictionary(lines: Iterable[str], prefix: str) -> tuple[dict[str, Any]
     for line in lines:
         count += 1
         part = line.removeprefix(prefix)
-        if text and not (line.startswith(prefix) and part.startswith(" ")):
+        if text and not (_worker_of(line) == prefix and part_of_it.match(part)):
             continue
+        # Ray may join the line of another worker.
+        part = JOINED.split(part)[0]
         text.append(part)
         for character in TEXTS.sub("", part):
             if character in "{[(":

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from rlvet._terminal import printable
 from rlvet.runs.quantities import SUMMARY
 
 LOST = re.compile(r"\0{16,}")
@@ -60,6 +61,8 @@ class Ending(NamedTuple):
     """True if the summary of a training that had ended follows its last row."""
     rows_follow: bool = False
     """True if rows follow the error, which a process writes at its end."""
+    errors: str = ""
+    """A sentence on the lines that name an error, if they are many."""
 
     @property
     def is_early(self) -> bool:
@@ -111,7 +114,29 @@ def ending_of(text: str, has_rows: Callable[[str], bool]) -> Ending:
         start, error = _last_signal(text, goes_on)
     before = text[:start] if error else text
     _, summary, rest = before.rpartition(SUMMARY)
-    return Ending(error, bar, bool(summary) and not has_rows(rest), bool(error) and has_rows(text[start:]))
+    rows_follow = bool(error) and has_rows(text[start:])
+    return Ending(error, bar, bool(summary) and not has_rows(rest), rows_follow, _errors_of(text))
+
+
+NAMED_ERROR = re.compile(r"\b([A-Z]\w*(?:Error|Exception))\b[^\n]{0,80}")
+"""The name of an error, with what follows it in its line."""
+
+FEWEST_ERRORS = 20
+"""Number of lines that name one error from which they are told: one that ended the run has few."""
+
+
+def _errors_of(text: str) -> str:
+    r"""Return a sentence on the lines that name an error, if they are many; empty if they are not.
+
+    >>> _errors_of("task 1 failed: RuntimeError('no page')\nreward: 0.5\n" * 20)
+    "20 lines of the output name an error, most often RuntimeError('no page'): look at these first"
+    """
+    errors = Counter(match[1] for match in NAMED_ERROR.finditer(text))
+    if not errors or errors.most_common(1)[0][1] < FEWEST_ERRORS:
+        return ""
+    texts = Counter(match[0].strip() for match in NAMED_ERROR.finditer(text))
+    most_often = printable(texts.most_common(1)[0][0])
+    return f"{errors.total()} lines of the output name an error, most often {most_often}: look at these first"
 
 
 def _last_error(text: str, goes_on: Callable[[str], bool]) -> tuple[int, str]:

@@ -163,6 +163,10 @@ RARE_TOKENS_BLOCKED = Kind(
 )
 
 
+MOST_NEW = 0.6
+"""Share of the log steps with new answers up to which a batch gets several updates."""
+
+
 @LOGS.check(
     "the effect of the clip",
     after="a plateau of the reward",
@@ -200,6 +204,14 @@ def check_clip(case: Case) -> Finding:
             f"settings make {format_number(updates, 6)} updates on each batch: logp_old may be computed before each"
         )
         return finding.failed(ON_POLICY, cause, severity="look")
+    # TRL logs a reward with new answers alone.
+    is_reused = 0 < len(course.series("dead", "reward").values) <= MOST_NEW * len(course.rows)
+    if summary.clipped == 0 and updates is None and on_policy is None and is_reused:
+        cause = (
+            "no token was clipped: few log steps have new answers, so that a batch gets several updates, and these are "
+            "smaller than the rule allows"
+        )
+        return finding.failed(CLIP_IDLE, cause)
     if summary.clipped == 0 and updates is None and on_policy is None:
         cause = "no token was clipped, as with one update on each batch"
         return finding.failed(ON_POLICY, cause, CLIP_IDLE)

@@ -265,7 +265,7 @@ KL_DRIFT = Kind(
     after="share of clipped tokens",
     tested="the policy stays near the reference",
     explained="the policy stays near the reference",
-    reports=(KL_DRIFT,),
+    reports=(KL_DRIFT, OTHER_REFERENCE),
 )
 def check_divergence(case: Case) -> Finding:
     """Check that the KL to the reference is not large in the later half of the run, nor at its end."""
@@ -324,8 +324,13 @@ def check_divergence(case: Case) -> Finding:
         f"KL to the reference is above {format_number(LARGE_KL)} in {rows_above} of {len(kl.values)} log steps "
         f"({change}, {FIRST_ROW_TO_LAST_TENTH}): the policy is far from the reference"
     )
-    alternatives = (OTHER_REFERENCE,) if _is_far_from_the_start(kl) else ()
-    return finding.failed(KL_DRIFT, cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
+    kinds: tuple[Kind, ...] = (KL_DRIFT,)
+    if _is_far_from_the_start(kl):
+        # A distance that does not grow is more likely that of two models than a drift.
+        is_of_models = kl.last <= kl.first and kl.values[0] <= MOST_OF_ANOTHER_MODEL
+        kinds = (OTHER_REFERENCE, KL_DRIFT) if is_of_models else (KL_DRIFT, OTHER_REFERENCE)
+    kind, *alternatives = kinds
+    return finding.failed(kind, cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
 
 
 def _end_rows(values: Sequence[float]) -> slice:

@@ -69,10 +69,10 @@ TRUNCATED = Kind(
     severity="fix",
     meaning="most answers are truncated",
     condition=(
-        f"most answers are truncated in the second half of the run; or {MANY_CUT:.0%} in the last tenth, if "
-        f"the share was a third of that before; or {SOME_CUT:.0%} in the later half, or in a log of a few "
-        "rows; or, as `look`, most in a tenth of the run. If this share is not logged: lengths stay at their maximum "
-        "without the largest rewards, or at "
+        f"surely most answers are truncated in the second half of the run; or {MANY_CUT:.0%} in the last tenth, if "
+        f"the share was a third of that before; or {SOME_CUT:.0%} in the later half, which is `look` if it was a third "
+        "of that in the first half, or in a log of a few rows; or, as `look`, most in a tenth of the run. If this "
+        "share is not logged: lengths stay at their maximum without the largest rewards, or at "
         f"{AT_THE_CAP:.0%} of the cap in the configuration, or of the longest answer, if that is the same in every log "
         "step"
     ),

@@ -133,7 +133,7 @@ def check_constant_reward(case: Case) -> Finding:
             if is_short:
                 few = f"in {equal_rows - others} of the last {equal_rows} log steps"
                 return undecided_check(f"the mean is {format_number(last)} {few}, which are few")
-            rows = f"in the last {equal_rows} log steps"
+            rows = f"in {equal_rows - others} of the last {equal_rows} log steps"
             if any(spreads):
                 return undecided_check(f"the mean is {format_number(last)} {rows}, where some rewards differ")
             return undecided_check(f"it is {format_number(last)} {rows}, which is the best")

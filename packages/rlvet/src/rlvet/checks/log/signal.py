@@ -56,7 +56,7 @@ NO_SIGNAL = Kind(
         "most groups have equal rewards in the second half of the run, by their share or, of two answers of 0 or "
         "1 each, by the values of `reward_std`; or no right answer; if no share is logged, the "
         f"standard deviation of rewards falls below {SPREAD_LEFT:.0%} of its start, or is 0 in most of these log "
-        "steps. If answers or entropy collapsed before, that comes first; or in that half, of "
+        "steps, or all advantages are. If answers or entropy collapsed before, that comes first; or in that half, of "
         f"{FEW_STEPS} or more log steps, the gradient is 0 and the mean reward always the same (`look` at the best)"
     ),
     remedy=(
@@ -65,7 +65,7 @@ NO_SIGNAL = Kind(
         "answers to each"
     ),
     settings=("group size",),
-    evidence=("dead", "reward_std", "grad_norm", "reward"),
+    evidence=("dead", "reward_std", "advantage_max", "advantage_min", "grad_norm", "reward"),
     source=(
         "the log of wallacexuhanxiao/FinQA-tool-calling-GRPO-GSPO, zhaochenyang20/Awesome-ML-SYS-Tutorial "
         "issue 106, arXiv:2503.14476"
@@ -342,6 +342,10 @@ LARGEST_REWARD = ", the largest of the log, so that these prompts may be solved"
 """What is known of groups without spread whose mean reward is the largest."""
 
 
+NO_ANSWER_IS_RIGHT = "nearly no answer is right"
+"""What a mean reward near 0 shows of rewards between 0 and 1."""
+
+
 def _why_equal(reward: Series, course: Course) -> str:
     """Return a clause on the difficulty of the prompts, if the mean reward shows it; else an empty text."""
     # Only for rewards between 0 and 1 is it known how many answers are right.
@@ -355,7 +359,7 @@ def _why_equal(reward: Series, course: Course) -> str:
         return f"{given}, most answers are right, and a group of few answers is often all right"
     if mean > HARD:
         return ""
-    text = f"{given}, nearly no answer is right"
+    text = f"{given}, {NO_ANSWER_IS_RIGHT}"
     if _is_lost(reward):
         return f"{text} any more: it was {format_number(_best_mean(reward))} in the best tenth of the run"
     cut = course.series("cut")
@@ -416,7 +420,9 @@ def _check_spread(case: Case) -> Finding:
     if len(spread.values) < FEW_STEPS:
         if spread.values:
             return undecided_check(f"needs at least {FEW_STEPS} log steps")
-        return undecided_check("log the share of groups whose rewards are all equal")
+        return _check_advantages(case) or undecided_check(
+            "log the share of groups whose rewards are all equal"
+        )
     limit = SPREAD_LEFT * spread.first
     quarter = spread.values[-max(3, len(spread.values) // 4) :]
     zeros = sum(value == 0 for value in spread.later_half)
@@ -454,6 +460,33 @@ def _check_spread(case: Case) -> Finding:
     cause = f"{cause}{_why_equal(reward, course)}"
     severity = "look" if case.of(is_solved) or rose else "fix"
     return finding.failed(NO_SIGNAL, cause, severity=severity, onset=start, quantities=["reward_std"])
+
+
+def _check_advantages(case: Case) -> Finding | None:
+    """Check that not most batches have advantages that are all 0; None if they do not, or it is not known."""
+    course = case.course
+    largest, smallest = (course.series(name, other) for name, other in (EXTREMES, EXTREMES[::-1]))
+    # Of a run without any, they may not be measured.
+    if len(largest.values) < FEW_STEPS or not any(largest.values):
+        return None
+    dead = [float(high == low == 0) for high, low in zip(largest.values, smallest.values, strict=True)]
+    shares = Series(largest.steps, dead)
+    late = shares.later_half
+    mean = fmean(late)
+    error = standard_error(late)
+    if mean - error <= MOST:
+        return None
+    measure = "share of log steps in which all advantages are 0, in the later half"
+    finding = passed_check(shares, mean, measure, later_half(shares))._replace(error=error)
+    cause = (
+        f"all advantages are 0 in {sum(map(int, late))} of {len(late)} log steps of the later half: all answers of a "
+        f"group get the same reward there{_why_alike(case.setup)}{_why_equal(course.series('reward'), course)}"
+    )
+    return _lost_signal(finding, cause, shares, course, "advantage_max")
+
+
+EXTREMES = ("advantage_max", "advantage_min")
+"""The quantities that are both 0 where no group of a batch has a signal."""
 
 
 def _check_gradient(case: Case) -> Finding | None:
