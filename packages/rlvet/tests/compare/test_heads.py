@@ -3,7 +3,7 @@
 import pytest
 
 from rlvet.compare import diff
-from rlvet.compare.heads import differing_pairs, printed_pairs
+from rlvet.compare.heads import Head, differing_pairs
 
 ROWS = "".join(
     f"{{'loss': 0.1, 'reward': {0.2 + 0.005 * step}, 'kl': 0.{step:03}, 'step': {step}}}\n"
@@ -84,18 +84,18 @@ def output(path, head, rows=ROWS):
     ],
 )
 def test_pairs_of_a_name_and_a_value_are_found(head, pairs, tmp_path):
-    found = printed_pairs(output(tmp_path / "run.log", head))
+    found = Head(output(tmp_path / "run.log", head)).pairs
     assert {name: next(iter(values)) for name, values in found.items() if len(values) == 1} == pairs
 
 
 def test_what_follows_the_first_row_is_not_looked_at(tmp_path):
-    assert printed_pairs(output(tmp_path / "run.log", "seed=1\n", ROWS + "rho=2\n")) == {"seed": {"1"}}
+    assert Head(output(tmp_path / "run.log", "seed=1\n", ROWS + "rho=2\n")).pairs == {"seed": {"1"}}
 
 
 def test_a_file_of_another_kind_has_no_pairs(tmp_path):
     file = output(tmp_path / "metrics.jsonl", "seed=1\n")
-    assert printed_pairs(file) == {}
-    assert differing_pairs(file, output(tmp_path / "run.log", "seed=2\n")) == {}
+    assert Head(file).pairs == {}
+    assert differing_pairs(Head(file), Head(output(tmp_path / "run.log", "seed=2\n"))) == {}
 
 
 def test_pairs_that_differ_are_told_beside_settings_that_are_not_known(tmp_path):
@@ -131,13 +131,17 @@ def test_of_a_name_with_several_values_the_one_that_differs_is_told(tmp_path):
         tmp_path / "b.log",
         "lam=1.0\nreward config: {'lam': 0.1, 'norm': 384}\nshard: 1\nshard: 3\nshard: 4\n",
     )
-    assert differing_pairs(a, b) == {"reward config: lam": "0.05 | 0.1"}
+    assert differing_pairs(Head(a), Head(b)) == {"reward config: lam": "0.05 | 0.1"}
 
 
 def test_one_setting_that_is_printed_twice_is_told_once(tmp_path):
     a = output(tmp_path / "a.log", "Namespace(normalization='std', seed=1)\nNormalization: std\nSeed: 1\n")
     b = output(tmp_path / "b.log", "Namespace(normalization='none', seed=2)\nNormalization: none\nSeed: 3\n")
-    assert differing_pairs(a, b) == {"seed": "1 | 2", "normalization": "std | none", "Seed": "1 | 3"}
+    assert differing_pairs(Head(a), Head(b)) == {
+        "seed": "1 | 2",
+        "normalization": "std | none",
+        "Seed": "1 | 3",
+    }
 
 
 def test_a_name_that_stands_in_another_line_is_not_of_one_output_alone(tmp_path):
@@ -171,4 +175,4 @@ def test_outputs_of_other_numbers_of_processes_say_so(tmp_path):
 def test_names_of_settings_that_are_compared_are_left_out(tmp_path):
     a = output(tmp_path / "a.log", "seed=1 rho=2\n")
     b = output(tmp_path / "b.log", "seed=3 rho=4\n")
-    assert differing_pairs(a, b, known={("seed", "1")}) == {"rho": "2 | 4"}
+    assert differing_pairs(Head(a), Head(b), known={("seed", "1")}) == {"rho": "2 | 4"}

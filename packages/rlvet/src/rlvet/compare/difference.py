@@ -22,7 +22,7 @@ from rlvet.compare.configurations import (
     format_value,
     read_training,
 )
-from rlvet.compare.heads import copies_of_lines, differing_pairs, equal_names, pairs_of_one, sentences_of_one
+from rlvet.compare.heads import Head, differing_pairs, equal_names
 from rlvet.compare.keys import KeyComparison, compare_keys, listed
 from rlvet.compare.logs import (
     FEW_AT_AN_END,
@@ -579,6 +579,7 @@ def diff(
     """
     run_a, run_b = run_names
     sides = (_open_side(Path(a), names, run_a), _open_side(Path(b), names, run_b))
+    heads = (Head(Path(a)), Head(Path(b)))
     first, second = sides
     notes = [side.note for side in sides if side.note]
     logs = keys = None
@@ -634,13 +635,13 @@ def diff(
     if bool(first.rows) != bool(second.rows):
         notes.append("only the configurations were compared, as only one of the two has a log")
     if logs is not None and configurations is None and not any(side.note for side in sides):
-        alike = equal_names(Path(a), Path(b)) if run_names == (None, None) else []
+        alike = equal_names(*heads) if run_names == (None, None) else []
         notes.append(_missing_settings(sides, alike))
     # A file of several runs has what each of them printed.
     if logs is not None and run_names == (None, None):
         known = _known_settings(sides)
-        pairs = differing_pairs(Path(a), Path(b), known)
-        printed = _printed_texts(Path(a), Path(b), known, pairs)
+        pairs = differing_pairs(*heads, known)
+        printed = _printed_texts(*heads, known, pairs)
     remarks = [tuple(filter(None, [*_of_output(side.log), side.single_steps, side.faults])) for side in sides]
     methods = _methods_of(first, second)
     diagnoses = [] if logs is None else [first.diagnosis, second.diagnosis]
@@ -664,20 +665,19 @@ def _of_output(log: Log | None) -> tuple[str, ...]:
     return () if log is None else (log.ending.errors, log.ending.text)
 
 
-def _printed_texts(a: Path, b: Path, known: Container[tuple[str, str]], pairs: Mapping[str, str]) -> str:
+def _printed_texts(a: Head, b: Head, known: Container[tuple[str, str]], pairs: Mapping[str, str]) -> str:
     """Return a sentence on what two outputs printed before training, where that differs; empty if it does not."""
     values = [f"{name} {both}" for name, both in pairs.items()]
     texts = [f"(A | B) {_joined(values, MOST_DIFFERENT)}"] if values else []
     for name, output, other in (("A", a, b), ("B", b, a)):
-        alone = pairs_of_one(output, other, known)
+        alone = output.pairs_alone(other, known)
         if alone:
             texts.append(f"only {name} prints {_joined(alone)}")
-        sentences = sentences_of_one(output, other)
+        sentences = output.sentences_alone(other)
         if 0 < len(sentences) <= MOST_SENTENCES:
             texts.append(f"only {name} prints the words {', '.join(map(repr, sentences))}")
-    copies_a, copies_b = copies_of_lines(a), copies_of_lines(b)
-    if copies_a and copies_b and copies_a != copies_b:
-        texts.append(f"each setting is printed {copies_a} | {copies_b} times, as by so many processes")
+    if a.copies and b.copies and a.copies != b.copies:
+        texts.append(f"each setting is printed {a.copies} | {b.copies} times, as by so many processes")
     return (
         f"printed before training, not judged, and maybe changed since: {'; '.join(texts)}" if texts else ""
     )

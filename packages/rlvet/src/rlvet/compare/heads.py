@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Container, Iterable
+from collections.abc import Container, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 
 from rlvet._secrets import is_secret
@@ -83,9 +84,15 @@ NO_SETTING = re.compile(
 )
 """Names of what differs between any two runs, and places in code."""
 
+SENTENCE = re.compile(r"[\s*•-]*([A-Za-z][\w-]* [^/\\|%=<>{}\[\]]{3,70})")
+"""A short line of words, without a path, a setting or a bar."""
 
-def printed_pairs(path: Path) -> dict[str, set[str]]:
-    r"""Return the names that an output has before its first row, each with its values.
+NO_SENTENCE = re.compile(r"\d\d:\d\d|\d{4}|\d\.\d")
+"""What differs between any two runs: a time, a date, a long number, an address."""
+
+
+class Head:
+    r"""What the output of a script has before its first row.
 
     Args:
         path: A log. One that is no console output has none.
@@ -93,36 +100,86 @@ def printed_pairs(path: Path) -> dict[str, set[str]]:
     >>> import tempfile
     >>> log = Path(tempfile.mkdtemp()) / "run.log"
     >>> _ = log.write_text("rho=0.70, seed: 42, GPU=1\n{'loss': 0.1, 'reward': 0.5, 'kl': 0.2}\nbeta=0.1\n")
-    >>> printed_pairs(log)
+    >>> Head(log).pairs
     {'rho': {'0.70'}, 'seed': {'42'}}
     """
-    values: dict[str, set[str]] = {}
-    for line in _head_of(path):
-        for name, value in _pairs_of(line):
-            last = name.rpartition(": ")[2].replace(" ", "_")
-            # Code has an argument under its own name.
-            if name != value and not NO_SETTING.search(last) and not is_secret(last, value):
-                values.setdefault(name, set()).add(value)
-    return values
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @cached_property
+    def lines(self) -> Sequence[str]:
+        """The lines, without the names of Ray's workers."""
+        if self.path.suffix not in ENDINGS or not self.path.is_file():
+            return []
+        with self.path.open("rb") as file:
+            text = LOST.split(file.read(LARGEST).decode("utf-8", "replace"))[-1]
+        lines = []
+        for line in itertools.islice(text.splitlines(), MOST_LINES):
+            line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
+            rows = itertools.chain.from_iterable(printed_trainings(line)[0])
+            # A dictionary of settings may be printed as a row is.
+            if any(map(has_training_metric, rows)):
+                break
+            lines.append(line)
+        return lines
+
+    @cached_property
+    def settings(self) -> Sequence[tuple[str, Sequence[tuple[str, str]]]]:
+        """The lines but for those of what went wrong, each with the names in it and their values."""
+        return [(line, _pairs_of(line)) for line in self.lines if not NO_LINE.search(line)]
+
+    @cached_property
+    def pairs(self) -> Mapping[str, set[str]]:
+        """The names, each with its values."""
+        values: dict[str, set[str]] = {}
+        for _, pairs in self.settings:
+            for name, value in pairs:
+                last = name.rpartition(": ")[2].replace(" ", "_")
+                # Code has an argument under its own name.
+                if name != value and not NO_SETTING.search(last) and not is_secret(last, value):
+                    values.setdefault(name, set()).add(value)
+        return values
+
+    @cached_property
+    def sentences(self) -> Sequence[str]:
+        """The short lines of words, without a setting."""
+        matches = [
+            SENTENCE.fullmatch(line.rstrip())
+            for line, pairs in self.settings
+            if not pairs and not NO_SENTENCE.search(line)
+        ]
+        return [*dict.fromkeys(match[1] for match in matches if match is not None)]
+
+    @cached_property
+    def copies(self) -> int | None:
+        """How often each setting is printed, as by that many processes; None without one number."""
+        counts = Counter(line.strip() for line, pairs in self.settings if pairs)
+        return min(counts.values()) if len(set(counts.values())) == 1 else None
+
+    def sentences_alone(self, other: Head) -> list[str]:
+        """Return the sentences that another output does not have."""
+        return [sentence for sentence in self.sentences if sentence not in other.sentences]
+
+    def pairs_alone(self, other: Head, known: Container[tuple[str, str]] = ()) -> list[str]:
+        """Return the names with one value that another output does not have, each as ``tau 0.10``.
+
+        Args:
+            other: The other output.
+            known: Names with a value that are left out, as those of settings that are compared otherwise.
+        """
+        # A name may stand in another line, with what is no value here.
+        text = "\n".join(other.lines).casefold()
+        return [
+            f"{name} {min(values)}"
+            for name, values in self.pairs.items()
+            if len(values) == 1
+            and name.rpartition(": ")[2].casefold() not in text
+            and (name, min(values)) not in known
+        ]
 
 
-def _head_of(path: Path) -> Iterable[str]:
-    """Return the lines of an output before its first row, but for those of what went wrong."""
-    if path.suffix not in ENDINGS or not path.is_file():
-        return
-    with path.open("rb") as file:
-        text = LOST.split(file.read(LARGEST).decode("utf-8", "replace"))[-1]
-    for line in itertools.islice(text.splitlines(), MOST_LINES):
-        line = WORKER.sub("", COLOURS.sub("", line[:LONGEST_LINE]))
-        rows = itertools.chain.from_iterable(printed_trainings(line)[0])
-        # A dictionary of settings may be printed as a row is.
-        if any(map(has_training_metric, rows)):
-            return
-        if not NO_LINE.search(line):
-            yield line
-
-
-def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
+def _pairs_of(line: str) -> Sequence[tuple[str, str]]:
     """Return the names in a line, each with its value."""
     for labelled in LABELLED:
         match = labelled.match(line)
@@ -140,22 +197,21 @@ def _pairs_of(line: str) -> Iterable[tuple[str, str]]:
     ]
 
 
-def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> dict[str, str]:
+def differing_pairs(a: Head, b: Head, known: Container[tuple[str, str]] = ()) -> dict[str, str]:
     """Return the names that both outputs have before their first row with one different value, and both values.
 
     Args:
-        a: An output.
-        b: Another one.
+        a: The start of an output.
+        b: That of another one.
         known: Names with a value that are left out, as those of settings that are compared otherwise.
     """
-    first, second = printed_pairs(a), printed_pairs(b)
     # A setting may be printed under two spellings.
     told: set[tuple[str, str, str]] = set()
     pairs = {}
-    for name, values in first.items():
+    for name, values in a.pairs.items():
         # Of a name with several values, those that both have are of something else.
-        only_a = values - second.get(name, set())
-        only_b = second.get(name, set()) - values
+        only_a = values - b.pairs.get(name, set())
+        only_b = b.pairs.get(name, set()) - values
         if len(only_a) != 1 or len(only_b) != 1:
             continue
         value_a, value_b = only_a.pop(), only_b.pop()
@@ -166,62 +222,10 @@ def differing_pairs(a: Path, b: Path, known: Container[tuple[str, str]] = ()) ->
     return pairs
 
 
-def equal_names(a: Path, b: Path) -> list[str]:
+def equal_names(a: Head, b: Head) -> list[str]:
     """Return the names that two outputs have before their first row with equal values, each with its value."""
-    others = printed_pairs(b)
     return [
         f"{name} {min(values)}"
-        for name, values in printed_pairs(a).items()
-        if len(values) == 1 and others.get(name) == values
-    ]
-
-
-SENTENCE = re.compile(r"[\s*•-]*([A-Za-z][\w-]* [^/\\|%=<>{}\[\]]{3,70})")
-"""A short line of words, without a path, a setting or a bar."""
-
-NO_SENTENCE = re.compile(r"\d\d:\d\d|\d{4}|\d\.\d")
-"""What differs between any two runs: a time, a date, a long number, an address."""
-
-
-def sentences_of_one(a: Path, b: Path) -> list[str]:
-    """Return the short lines of words that only one of two outputs has before its first row.
-
-    Args:
-        a: The output.
-        b: The other one.
-    """
-    others = set(_sentences_of(b))
-    return [sentence for sentence in dict.fromkeys(_sentences_of(a)) if sentence not in others]
-
-
-def _sentences_of(path: Path) -> Iterable[str]:
-    """Return the short lines of words, without a setting, before the first row of an output."""
-    for line in _head_of(path):
-        match = SENTENCE.fullmatch(line.rstrip())
-        if match is not None and not NO_SENTENCE.search(line) and not _pairs_of(line):
-            yield match[1]
-
-
-def copies_of_lines(path: Path) -> int | None:
-    """Return how often an output prints each of its settings, as by that many processes; None without one number."""
-    counts = Counter(line.strip() for line in _head_of(path) if _pairs_of(line))
-    return min(counts.values()) if len(set(counts.values())) == 1 else None
-
-
-def pairs_of_one(a: Path, b: Path, known: Container[tuple[str, str]] = ()) -> list[str]:
-    """Return the names with one value that only one of two outputs has before its first row, each as ``tau 0.10``.
-
-    Args:
-        a: The output.
-        b: The other one.
-        known: Names with a value that are left out, as those of settings that are compared otherwise.
-    """
-    # A name may stand in another line, with what is no value here.
-    others = "\n".join(_head_of(b)).casefold()
-    return [
-        f"{name} {min(values)}"
-        for name, values in printed_pairs(a).items()
-        if name.rpartition(": ")[2].casefold() not in others
-        and len(values) == 1
-        and (name, min(values)) not in known
+        for name, values in a.pairs.items()
+        if len(values) == 1 and b.pairs.get(name) == values
     ]
