@@ -225,8 +225,8 @@ COLLAPSE = Kind(
     condition=(
         f"the last tenth of a run has lost half of the reward of its best tenth; or, as `look`, {LARGE_LOSS:.0%} of "
         f"it, or a tenth of it in a steady fall over half of the run; below {PLATEAU_STEPS} log steps, blocks of "
-        f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The loss must be {STANDARD_ERRORS:g} standard errors of a "
-        "tenth's mean, or the check is undecided. The finding begins where the fall does. Of "
+        f"{FEWEST_STEPS_OF_BLOCK} take the place of tenths. The loss must be {STANDARD_ERRORS:g} standard errors of "
+        "the difference of two tenths' means, or the check is undecided. The finding begins where the fall does. Of "
         "entropy, KL divergence, gradient norm, length and the share of cut answers, it names up to "
         f"{MOST_CHANGED} that doubled or halved, or surely changed by a fifth"
     ),
