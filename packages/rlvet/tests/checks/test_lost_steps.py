@@ -338,3 +338,17 @@ def test_a_component_that_is_always_0_is_named_where_no_answer_is_right():
     rows[30]["reward"] = 0.02
     (finding,) = [one for one in log_findings(rows, Setup()) if one.code == "no-signal"]
     assert finding.advice.startswith("see first why format is always 0; read one such group")
+
+
+def test_two_gradients_of_49_do_not_show_that_weights_move():
+    finding = movement(rows_of(49, grad_norm=lambda row: 0.3 if row in (20, 23) else 0.0))
+    assert finding.ok is None
+    assert finding.advice == "grad_norm is 0 in 47 of 49 log steps"
+
+
+def test_a_reward_that_jumps_up_for_two_rows_is_no_change_of_data():
+    rows = [
+        {"step": step, "reward": 0.0078 * (step in (21, 24)), "length": 3300.0 - 150 * (step > 20) + step % 3}
+        for step in range(1, 51)
+    ]
+    assert "data-change" not in {finding.code for finding in log_findings(rows, Setup())}

@@ -390,6 +390,8 @@ def _check_packages(node: Node) -> Finding:
             differences.append(f"{name} is missing (lock: {locked})")
         elif locked and installed.split("+")[0] != locked:
             differences.append(f"{name} {installed} (lock: {locked})")
+    if not node.python.startswith("3.12."):
+        differences.append(f"Python {node.python} (lock: 3.12)")
     versions = ", ".join(f"{name} {node.packages[name]}" for name in PACKAGES if name in node.packages)
     evidence = f"Python {node.python}; {versions}"
     absent = [name for name in PACKAGES if name not in node.packages]
@@ -405,8 +407,6 @@ def _check_packages(node: Node) -> Finding:
         )
     if differences:
         return Finding("packages", "look", evidence, "\n".join([*differences, advice]))
-    if not node.python.startswith("3.12."):
-        return Finding("packages", "look", evidence, f"The lock is for Python 3.12: {advice}")
     return Finding("packages", "ok", evidence)
 
 

@@ -14,6 +14,6 @@ OPTIONAL_PACKAGES = {
     ),
     **dict.fromkeys(("jinja2", "matplotlib", "pydantic"), f"{SIBLINGS} './packages/bandpo-lab[study]'"),
     **dict.fromkeys(("math_verify", "httpx"), f"{SIBLINGS} './packages/bandpo-lab[eval]'"),
-    **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), VERL),
+    **dict.fromkeys(("verl", "ray", "hydra", "omegaconf"), f"{VERL}  # in Python 3.12"),
 }
 """The packages that a command of `bandpo-lab` may need, each with the arguments of pip that install it in a clone."""

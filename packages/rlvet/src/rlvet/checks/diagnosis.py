@@ -20,6 +20,7 @@ from rlvet.checks.first_lines import how_sure
 from rlvet.checks.log.entropy import expected_fall
 from rlvet.checks.log.life import TOLD_BY
 from rlvet.checks.log.reward import PLATEAU_STEPS
+from rlvet.checks.log.signal import PART_OF_DEAD
 from rlvet.checks.passing import in_passing, in_single_steps
 from rlvet.checks.unjudged import constant_values, values_of_evaluation, values_without_verdict
 from rlvet.lint.checks import LintReport
@@ -628,9 +629,11 @@ def _lines_of_keys(keys: Sequence[str]) -> list[str]:
     if len(keys) <= MOST_IN_LINE:
         return [f"not read: {', '.join(keys)}"] if keys else []
     groups, single = groups_of(keys)
+    used = [key for key in keys if PART_OF_DEAD.search(key)]
     return [
         f"not read: {len(keys)} keys",
         *(f"- {', '.join(group)}" for group in (*groups, single) if group),
+        *([f"of these, a check reads one that is no quantity: {', '.join(used)}"] if used else []),
     ]
 
 

@@ -32,6 +32,9 @@ PROMPT_LENGTH = re.compile(
 LONGEST_LIST = 110
 """The largest number of characters of a list of keys, which is a line or two of a terminal."""
 
+LONGEST_OF_KEYS = 500
+"""The most characters of a list of unread keys with their values, which is the only one."""
+
 
 @dataclass(frozen=True)
 class KeyComparison:
@@ -70,13 +73,13 @@ class KeyComparison:
             count = f"{len(self.apart)} of {len(self.unread_of_both)} such keys of both"
             lines.append(
                 f"not known to rlvet, and no value in common ({count}; A | B, means at the end): "
-                f"{listed([str(one) for one in self.apart])}"
+                f"{listed([str(one) for one in self.apart], longest=LONGEST_OF_KEYS)}"
             )
         if self.sure:
             means = [f"{one.name} {pair_text(one.a, one.b)}" for one in self.sure]
             lines.append(
                 f"not known to rlvet, with means over the common steps that surely differ, each alone at 95 % (A | B): "
-                f"{listed(means)}"
+                f"{listed(means, longest=LONGEST_OF_KEYS)}"
             )
         if self.spreads:
             lines.append(
@@ -205,12 +208,13 @@ def by_beginning(keys: Sequence[str]) -> tuple[list[str], list[int]]:
     return [*texts, *single], [*map(len, groups), *(1 for _ in single)]
 
 
-def listed(texts: Sequence[str], numbers: Sequence[int] = ()) -> str:
+def listed(texts: Sequence[str], numbers: Sequence[int] = (), longest: int = LONGEST_LIST) -> str:
     """Return texts with commas, and the number of those that are left out as the list would be too long.
 
     Args:
         texts: The texts.
         numbers: The number of things that each text stands for; by default one.
+        longest: The most characters.
 
     >>> listed(["a" * 60, "b" * 60, "c"]).endswith("a, and 2 more")
     True
@@ -219,7 +223,7 @@ def listed(texts: Sequence[str], numbers: Sequence[int] = ()) -> str:
     """
     shown = list(texts[:1])
     for text in texts[1:]:
-        if len(", ".join([*shown, text])) > LONGEST_LIST:
+        if len(", ".join([*shown, text])) > longest:
             break
         shown.append(text)
     rest = sum(numbers[len(shown) :]) if numbers else len(texts) - len(shown)

@@ -466,6 +466,9 @@ class LogComparison:
         }
 
 
+OF_UPDATES = ("learning_rate", "kl_old", "clip", "clip_high", "clip_low")
+"""Quantities of a step's updates, which also differ at the first step if the loss or the learning rate does."""
+
 OF_ANSWERS = ("length", "length_max", "length_finished", "entropy")
 """Metrics of the answers of a step. If several are equal in all digits, so are the answers."""
 
@@ -553,7 +556,7 @@ def compare_logs(
         longest = max(longest, window_of(len(steps)))
         numbers[name] = len(steps)
         is_first = first_step is not None and first_step <= 1 and not are_steps_counted
-        is_before_updates = is_first and name != "learning_rate"
+        is_before_updates = is_first and name not in OF_UPDATES
         if is_before_updates and differ_at_first(values_a, values_b):
             before_updates.append(name)
         if is_before_updates and name in OF_ANSWERS:

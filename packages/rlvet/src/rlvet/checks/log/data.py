@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean
 
 from rlvet._numbers import format_step
 from rlvet.checks.course import Case, Jump, find_jump
@@ -43,6 +44,12 @@ def _comes_back(rewards: Sequence[float], jump: Jump) -> bool:
     return jump.after > jump.before and above > MOST_BEFORE * jump.row
 
 
+def _goes_back(rewards: Sequence[float], jump: Jump) -> bool:
+    """Return whether a reward that jumps up is nearer to its level before in the later half of what follows."""
+    late = fmean(rewards[(jump.row + len(rewards)) // 2 :])
+    return jump.before < jump.after and late < (jump.before + jump.after) / 2
+
+
 @LOGS.check(
     "a change of the prompts",
     after="groups with equal rewards",
@@ -76,6 +83,8 @@ def check_data(case: Case) -> Finding:
         return undecided_check("the reward falls") if fall.cause else finding
     if _comes_back(course.series("reward").values, jumps["reward"]):
         return undecided_check("the reward comes back to a level that it had before")
+    if _goes_back(course.series("reward").values, jumps["reward"]):
+        return undecided_check("the reward jumps, and goes back to its level before")
     row = jumps["length"].row
     simultaneous = {name: jump for name, jump in jumps.items() if abs(jump.row - row) <= NEAR_ROWS}
     if "reward" not in simultaneous:

@@ -639,7 +639,12 @@ def check_baseline(case: Case) -> Finding:
         if largest_is_equal and smallest_is_equal:
             equal_steps.append(row["step"])
     if len(steps) < BASELINE_ROWS:
-        return lacks_rows(course, BASELINE_ROWS, *names)
+        undecided = lacks_rows(course, BASELINE_ROWS, *names)
+        if len(course.rows) < BASELINE_ROWS or not set(course.names).issuperset(names):
+            return undecided
+        return undecided_check(
+            f"needs at least {BASELINE_ROWS} log steps with such rewards that differ from 0"
+        )
     share = len(equal_steps) / len(steps)
     finding = Finding(
         "ok",
