@@ -642,9 +642,7 @@ def check_baseline(case: Case) -> Finding:
         undecided = lacks_rows(course, BASELINE_ROWS, *names)
         if len(course.rows) < BASELINE_ROWS or not set(course.names).issuperset(names):
             return undecided
-        return undecided_check(
-            f"needs at least {BASELINE_ROWS} log steps with such rewards that differ from 0"
-        )
+        return undecided_check(f"needs at least {BASELINE_ROWS} log steps whose rewards are not all 0")
     share = len(equal_steps) / len(steps)
     finding = Finding(
         "ok",
