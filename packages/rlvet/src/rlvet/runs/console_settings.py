@@ -96,7 +96,7 @@ def _verl_settings(lines: list[str]) -> ConsoleSettings | None:
         prefix = _worker_of(line)
         if number < end or not line.startswith("{'", len(prefix)):
             continue
-        printed = [*islice(lines, number, number + MOST_LINES)]
+        printed = lines[number : number + MOST_LINES]
         settings, count = _parse_dictionary(printed, prefix, PIECE)
         if settings is None:
             settings, count = _parse_dictionary(printed, prefix, INDENTED)

@@ -131,10 +131,13 @@ def _errors_of(text: str) -> str:
     >>> _errors_of("task 1 failed: RuntimeError('no page')\nreward: 0.5\n" * 20)
     "20 lines of the output name an error, most often RuntimeError('no page'): look at these first"
     """
-    errors = Counter(match[1] for match in NAMED_ERROR.finditer(text))
+    errors: Counter[str] = Counter()
+    texts: Counter[str] = Counter()
+    for match in NAMED_ERROR.finditer(text):
+        errors[match[1]] += 1
+        texts[match[0].strip()] += 1
     if not errors or errors.most_common(1)[0][1] < FEWEST_ERRORS:
         return ""
-    texts = Counter(match[0].strip() for match in NAMED_ERROR.finditer(text))
     most_often = printable(texts.most_common(1)[0][0])
     return f"{errors.total()} lines of the output name an error, most often {most_often}: look at these first"
 
@@ -167,10 +170,11 @@ def _last_signal(text: str, goes_on: Callable[[str], bool]) -> tuple[int, str]:
     >>> _last_signal("reward: 0.5\nrun.sh: line 8: 4707 Killed      python main.py\n", lambda rest: False)
     (12, 'Killed')
     """
-    matches = [*KILLED.finditer(text[-END_WITH_BARS:])]
-    if not matches or goes_on(text[max(0, len(text) - END_WITH_BARS) + matches[-1].end() :]):
+    begin = max(0, len(text) - END_WITH_BARS)
+    matches = [*KILLED.finditer(text[begin:])]
+    if not matches or goes_on(text[begin + matches[-1].end() :]):
         return len(text), ""
-    return max(0, len(text) - END_WITH_BARS) + matches[-1].start(), matches[-1]["how"]
+    return begin + matches[-1].start(), matches[-1]["how"]
 
 
 def _bar_of(text: str) -> tuple[int, int] | None:

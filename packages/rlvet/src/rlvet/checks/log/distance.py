@@ -324,13 +324,12 @@ def check_divergence(case: Case) -> Finding:
         f"KL to the reference is above {format_number(LARGE_KL)} in {rows_above} of {len(kl.values)} log steps "
         f"({change}, {FIRST_ROW_TO_LAST_TENTH}): the policy is far from the reference"
     )
-    kinds: tuple[Kind, ...] = (KL_DRIFT,)
+    kinds = [KL_DRIFT]
     if _is_far_from_the_start(kl):
         # A distance that does not grow is more likely that of two models than a drift.
         is_of_models = kl.last <= kl.first and kl.values[0] <= MOST_OF_ANOTHER_MODEL
-        kinds = (OTHER_REFERENCE, KL_DRIFT) if is_of_models else (KL_DRIFT, OTHER_REFERENCE)
-    kind, *alternatives = kinds
-    return finding.failed(kind, cause, *alternatives, severity=severity, onset=start, quantities=["kl"])
+        kinds = [OTHER_REFERENCE, KL_DRIFT] if is_of_models else [KL_DRIFT, OTHER_REFERENCE]
+    return finding.failed(kinds[0], cause, *kinds[1:], severity=severity, onset=start, quantities=["kl"])
 
 
 def _end_rows(values: Sequence[float]) -> slice:
