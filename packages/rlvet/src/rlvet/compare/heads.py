@@ -88,11 +88,11 @@ SENTENCE = re.compile(r"[\s*•-]*([A-Za-z][\w-]* [^/\\|%=<>{}\[\]]{3,70})")
 """A short line of words, without a path, a setting or a bar."""
 
 NO_SENTENCE = re.compile(r"\d\d:\d\d|\d{4}|\d\.\d")
-"""What differs between any two runs: a time, a date, a long number, an address."""
+"""A time, a date, a long number or an address, which differ between any two runs."""
 
 
 class Head:
-    r"""What the output of a script has before its first row.
+    r"""The lines of an output before its first row, and the names, values and sentences in them.
 
     Args:
         path: A log. One that is no console output has none.
@@ -153,7 +153,7 @@ class Head:
 
     @cached_property
     def copies(self) -> int | None:
-        """How often each setting is printed, as by that many processes; None without one number."""
+        """The number of times that each setting is printed, as by so many processes; None without one number."""
         counts = Counter(line.strip() for line, pairs in self.settings if pairs)
         return min(counts.values()) if len(set(counts.values())) == 1 else None
 

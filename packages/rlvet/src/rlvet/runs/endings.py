@@ -34,7 +34,7 @@ KILLED = re.compile(
     r"(?: \(core dumped\))?(?: {2,}[^\n]*)?$",
     re.M,
 )
-"""What a shell prints of a process that a signal ended: ``run.sh: line 108: 4707 Killed      python main.py``."""
+"""The line of a shell on a process that a signal ended: ``run.sh: line 108: 4707 Killed      python main.py``."""
 
 BAR = re.compile(r"\b(\d{1,9})/(\d{1,9}) \[")
 """The step and the number of steps on a progress bar."""

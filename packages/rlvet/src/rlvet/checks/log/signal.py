@@ -343,7 +343,7 @@ LARGEST_REWARD = ", the largest of the log, so that these prompts may be solved"
 
 
 NO_ANSWER_IS_RIGHT = "nearly no answer is right"
-"""What a mean reward near 0 shows of rewards between 0 and 1."""
+"""The clause on a mean reward near 0, of rewards between 0 and 1."""
 
 
 def _why_equal(reward: Series, course: Course) -> str:
